@@ -1,6 +1,6 @@
 # Every target brings uv itself where it is missing; uv brings Python and the packages.
 UV_VERSION := 0.13.9
-TOOLS := .venv/tools
+TOOLS := .tools
 UV := $(or $(shell command -v uv 2>/dev/null),$(TOOLS)/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 PYTEST := $(RUN) pytest
