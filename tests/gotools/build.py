@@ -72,6 +72,7 @@ TOOLS: dict[str, Tool] = {
             (("github.com/pulumi/pulumi/sdk/v3/go/common/version.Version", f"v{PULUMI_VERSION}"),),
         ),
         Tool("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 360, _KUBERNETES_VARIABLES),
+        Tool("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", 30, _KUBERNETES_VARIABLES),
         Tool("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", 75, _KUBERNETES_VARIABLES),
         Tool(
             "kube-controller-manager",
@@ -84,10 +85,11 @@ TOOLS: dict[str, Tool] = {
         Tool("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 15, _KUBERNETES_VARIABLES),
         Tool("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator", 135),
         Tool("etcd", "etcd", "go.etcd.io/etcd/server/v3", 35),
-        Tool("bridge", "cni", f"{_CNI}/main/bridge", 5),
+        Tool("ptp", "cni", f"{_CNI}/main/ptp", 5),
         Tool("loopback", "cni", f"{_CNI}/main/loopback", 2),
         Tool("host-local", "cni", f"{_CNI}/ipam/host-local", 2),
         Tool("portmap", "cni", f"{_CNI}/meta/portmap", 2),
+        Tool("pause", "pause", "efa-finetune/tests/gotools/pause", 2),
         Tool("coredns", "coredns", "github.com/coredns/coredns", 160),
         Tool(
             "pulumi-resource-kubernetes",
@@ -101,7 +103,7 @@ TOOLS: dict[str, Tool] = {
 
 _MODULE_DATA: dict[str, tuple[str, dict[str, str]]] = {
     # Kept beside the programs, because Go's own module cache may be cleaned at any time.
-    "kuberay": ("github.com/ray-project/kuberay/ray-operator", {"crds": "config/crd/bases"}),
+    "kuberay": ("github.com/ray-project/kuberay/ray-operator", {"crds": "config/crd/bases", "rbac": "config/rbac"}),
 }
 
 

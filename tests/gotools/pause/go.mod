@@ -1,0 +1,3 @@
+module efa-finetune/tests/gotools/pause
+
+go 1.25.0
