@@ -1,0 +1,473 @@
+"""JobSpec: one YAML file is one job.
+
+`load_job` reads the file, applies `--set KEY=VALUE` overrides and validates the whole. Every mistake is reported at
+once, each with its file and line (or its `--set`), the key, what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from training.data.config import DataSpec
+from training.errors import UsageError
+
+
+class Section(BaseModel):
+    """A part of a job file: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ArchitectureSpec(Section):
+    """A decoder architecture to be trained from random weights (the demo, tests and benchmarks)."""
+
+    family: Literal["qwen2", "qwen3", "llama", "mistral", "gemma"] = "qwen2"
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_layers: int = Field(gt=0)
+    num_heads: int = Field(gt=0)
+    num_kv_heads: int = Field(gt=0)
+    vocab_size: int = Field(gt=0, description="rows of the embedding; with a tokenizer trained in the run, its size")
+    max_position_embeddings: int = Field(default=32_768, gt=0)
+    rope_theta: float = Field(default=1_000_000.0, gt=0)
+    tie_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ArchitectureSpec:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}: "
+                "every attention head gets hidden_size / num_heads channels"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}: "
+                "grouped-query attention shares each key/value head among num_heads / num_kv_heads query heads"
+            )
+        return self
+
+
+class ModelSpec(Section):
+    """What is trained: a Hugging Face source, or an architecture with random weights."""
+
+    source: str | None = Field(default=None, description="hub id (owner/name), s3:// prefix or folder of a Hugging Face model")
+    revision: str | None = Field(default=None, description="commit of the hub repository; a branch name moves and is refused")
+    architecture: ArchitectureSpec | None = None
+    tokenizer: str | None = Field(
+        default=None, description="'train' (byte-pair encoding from the data), or a source; default: the model's own"
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto", description="dtype of the computation; auto: bfloat16 on CUDA, float32 on CPU. Masters are float32."
+    )
+    float8: bool = Field(default=False, description="float8 matrix products in the linear layers of the blocks (CUDA >= 8.9)")
+    compile: bool | Literal["auto"] = Field(default="auto", description="compile each block; auto: on CUDA")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelSpec:
+        if (self.source is None) == (self.architecture is None):
+            found = "neither" if self.source is None else "both"
+            raise ValueError(f"give exactly one of source and architecture (found {found})")
+        if self.architecture is not None and self.tokenizer is None:
+            raise ValueError("an architecture with random weights needs a tokenizer: 'train', or a source")
+        if self.revision is not None and self.source is None:
+            raise ValueError("revision goes with source: an architecture with random weights has none")
+        return self
+
+    @field_validator("revision")
+    @classmethod
+    def _pinned(cls, revision: str | None) -> str | None:
+        if revision is not None and not (len(revision) == 40 and all(c in "0123456789abcdef" for c in revision)):
+            raise ValueError(f"{revision!r} is not a commit: 40 lower-case hexadecimal digits are allowed (branches and tags move)")
+        return revision
+
+
+class LoraSpec(Section):
+    """Low-rank adapters (LoRA, arXiv:2106.09685; DoRA, arXiv:2402.09353) on the linear layers of the blocks."""
+
+    rank: int = Field(default=16, gt=0)
+    alpha: float = Field(default=32.0, gt=0, description="the update is scaled by alpha / rank")
+    dora: bool = False
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class OptimizerSpec(Section):
+    """AdamW with decoupled weight decay (arXiv:1711.05101) on float32 masters."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(default=2e-5, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+    @field_validator("betas")
+    @classmethod
+    def _betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{list(betas)}: each beta lies in [0, 1)")
+        return betas
+
+
+class ScheduleSpec(Section):
+    """Learning rate over the steps: linear warm-up, then the shape named by kind."""
+
+    kind: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    warmup_steps: int | None = Field(default=None, ge=0, description="default: 3 % of the steps")
+    decay_fraction: float = Field(default=0.2, gt=0, le=1, description="last part of the steps in which wsd decays")
+    min_ratio: float = Field(default=0.1, ge=0, le=1, description="last learning rate over the highest one")
+
+
+class BatchSpec(Section):
+    """Batch size in tokens."""
+
+    tokens_per_gpu: int = Field(default=8192, gt=0, description="tokens per GPU (per worker on CPU) and optimizer step")
+    accumulation: int = Field(default=1, gt=0, description="micro-batches these tokens are split into")
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return self.tokens_per_gpu // self.accumulation
+
+    @model_validator(mode="after")
+    def _divides(self) -> BatchSpec:
+        if self.tokens_per_gpu % self.accumulation:
+            raise ValueError(f"tokens_per_gpu {self.tokens_per_gpu} is not a multiple of accumulation {self.accumulation}")
+        return self
+
+
+class ParallelSpec(Section):
+    """How parameters, gradients and optimizer state are sharded over the ranks."""
+
+    sharding: Literal["auto", "full", "hybrid"] = Field(
+        default="auto", description="full: over all ranks; hybrid: in a node, replicated across nodes"
+    )
+    num_workers: int | None = Field(default=None, gt=0, description="ranks; default: every GPU of the stack, two on a laptop")
+    min_workers: int | None = Field(default=None, gt=0, description="the job may go on with as few ranks after a node is lost")
+    reshard_after_forward: bool | Literal["auto"] = "auto"
+    activation_checkpointing: Literal["auto", "none", "full"] | int = Field(
+        default="auto", description="none, full, or an integer k: every k-th block; auto: by the memory model"
+    )
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ParallelSpec:
+        k = self.activation_checkpointing
+        if isinstance(k, int) and k < 1:
+            raise ValueError(f"activation_checkpointing {k}: 'auto', 'none', 'full' or an integer >= 1 is allowed")
+        if self.min_workers is not None and self.num_workers is not None and self.min_workers > self.num_workers:
+            raise ValueError(f"min_workers {self.min_workers} is greater than num_workers {self.num_workers}")
+        return self
+
+
+class CheckpointSpec(Section):
+    """When checkpoints are written, and how many are kept."""
+
+    every: int = Field(default=200, gt=0, description="optimizer steps between two checkpoints; the last step always writes one")
+    keep: int = Field(default=2, gt=0, description="complete checkpoints that are kept; the best one is kept besides")
+    asynchronous: bool = Field(default=True, alias="async", description="write while training goes on")
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
+
+
+class EvaluationSpec(Section):
+    """Held-out loss and sample answers."""
+
+    every: int = Field(default=200, gt=0, description="optimizer steps between two evaluations; the first comes before any update")
+    max_batches: int = Field(default=50, gt=0, description="micro-batches per rank and evaluation")
+    prompts: tuple[str, ...] = Field(default=(), description="answered by the exported model at the end")
+    max_new_tokens: int = Field(default=64, gt=0)
+
+
+class ResilienceSpec(Section):
+    """What happens when something breaks."""
+
+    max_failures: int = Field(default=3, ge=0, description="restarts of the worker group before the job fails")
+    step_timeout_seconds: float = Field(default=600.0, gt=0, description="a rank that makes no step for so long is reported as hung")
+    non_finite: Literal["stop", "skip"] = Field(default="stop", description="what a NaN or infinite loss or gradient does")
+    loss_spike: Literal["ignore", "skip", "rollback", "stop"] = "ignore"
+    spike_factor: float = Field(default=3.0, gt=1, description="a spike is a loss above this multiple of the running median")
+
+
+class TransportSpec(Section):
+    """The network transport that must have carried the collectives."""
+
+    require: Literal["efa", "any"] | None = Field(default=None, description="default: what the stack requires")
+
+
+class TrackingSpec(Section):
+    """Where metrics go besides metrics.jsonl and TensorBoard."""
+
+    mlflow_uri: str | None = None
+    wandb_project: str | None = None
+    prometheus_port: int | None = Field(default=None, gt=1023, lt=65536)
+
+
+class RuntimeEnvSpec(Section):
+    """What is added to the unmodified image for this job."""
+
+    pip: tuple[str, ...] = Field(default=(), description="requirements with pinned versions (name==version)")
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("pip")
+    @classmethod
+    def _pins(cls, pip: tuple[str, ...]) -> tuple[str, ...]:
+        loose = [requirement for requirement in pip if "==" not in requirement and "@" not in requirement]
+        if loose:
+            raise ValueError(f"{', '.join(loose)}: pin each package as name==version, so that a later run gets the same one")
+        return pip
+
+
+class RunSpec(Section):
+    """Where the run folder is."""
+
+    path: str | None = Field(default=None, description="folder or s3:// prefix; default: runs/NAME, on a stack STORAGE_URI/runs/NAME")
+    resume: bool = Field(default=True, description="go on from the newest complete checkpoint of the run folder")
+
+
+class JobSpec(Section):
+    """One job."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,51}[a-z0-9])?$")
+    model: ModelSpec
+    data: DataSpec
+    objective: Literal["sft", "dpo"] = "sft"
+    dpo_beta: float = Field(default=0.1, gt=0)
+    lora: LoraSpec | None = None
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    batch: BatchSpec = BatchSpec()
+    parallel: ParallelSpec = ParallelSpec()
+    steps: int | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    deterministic: bool = Field(default=False, description="deterministic kernels on CUDA; slower")
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    resilience: ResilienceSpec = ResilienceSpec()
+    transport: TransportSpec = TransportSpec()
+    tracking: TrackingSpec = TrackingSpec()
+    runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
+    run: RunSpec = RunSpec()
+
+    @model_validator(mode="after")
+    def _possible(self) -> JobSpec:
+        if (self.steps is None) == (self.epochs is None):
+            found = "neither" if self.steps is None else "both"
+            raise ValueError(f"give exactly one of steps and epochs (found {found})")
+        if self.data.max_length > self.batch.micro_batch_tokens:
+            raise ValueError(
+                f"data.max_length {self.data.max_length} is longer than a micro-batch of {self.batch.micro_batch_tokens} tokens "
+                f"(batch.tokens_per_gpu {self.batch.tokens_per_gpu} / batch.accumulation {self.batch.accumulation}): "
+                "raise batch.tokens_per_gpu, or lower batch.accumulation or data.max_length"
+            )
+        architecture = self.model.architecture
+        if architecture is not None and self.data.max_length > architecture.max_position_embeddings:
+            raise ValueError(
+                f"data.max_length {self.data.max_length} exceeds model.architecture.max_position_embeddings "
+                f"{architecture.max_position_embeddings}"
+            )
+        warmup = self.schedule.warmup_steps
+        if warmup is not None and self.steps is not None and warmup >= self.steps:
+            raise ValueError(f"schedule.warmup_steps {warmup} must be less than steps {self.steps}")
+        return self
+
+    def dump_yaml(self) -> str:
+        """The resolved job, as it stands in the run folder's job.yaml."""
+        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False, allow_unicode=True)
+
+
+# Loading: every problem is named with its place.
+
+
+class _Places:
+    """Where each key of the job stands: a line of the file, or a --set."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[tuple[str, ...], int] = {}
+        self.overrides: dict[tuple[str, ...], str] = {}
+
+    def of(self, key: tuple[str, ...]) -> str:
+        for length in range(len(key), -1, -1):
+            if key[:length] in self.overrides:
+                return f"--set {self.overrides[key[:length]]}"
+            if key[:length] in self.lines:
+                return f"{self.path}:{self.lines[key[:length]]}"
+        return str(self.path)
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
+    """Reads a job file and applies `KEY.SUBKEY=VALUE` overrides (values are YAML).
+
+    Raises UsageError that lists every problem with its place, the key, what was found and what is allowed.
+    """
+    path = Path(path)
+    places = _Places(path)
+    document = _read(path, places)
+    for override in overrides:
+        _apply_override(document, override, places)
+    return _validate(document, places)
+
+
+def job_from_yaml(text: str, name: str = "job.yaml") -> JobSpec:
+    """A resolved job (the run folder's job.yaml), without overrides. Raises UsageError."""
+    places = _Places(Path(name))
+    return _validate(_parse(text, places), places)
+
+
+def _read(path: Path, places: _Places) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        shipped = sorted(str(job) for job in Path("training/jobs").glob("*.yaml"))
+        raise UsageError(f"{path}: no such job file." + (f" Shipped ones: {', '.join(shipped)}" if shipped else "")) from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder; a job is one YAML file") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 (byte {error.start}): a job file is UTF-8 YAML") from None
+    return _parse(text, places)
+
+
+def _parse(text: str, places: _Places) -> dict[str, Any]:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None or not isinstance(root, yaml.MappingNode):
+            raise UsageError(f"{places.path}: a job file is a mapping of keys (name, model, data, ...); found {_kind(root)}")
+        _record_lines(root, (), places)
+        return cast("dict[str, Any]", yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{places.path}:{mark.line + 1}" if mark is not None else str(places.path)
+        raise UsageError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def _kind(node: yaml.Node | None) -> str:
+    return {type(None): "an empty file", yaml.SequenceNode: "a list"}.get(type(node), "a plain value")
+
+
+def _record_lines(node: yaml.Node, key: tuple[str, ...], places: _Places) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            inner = (*key, str(key_node.value))
+            line = key_node.start_mark.line + 1
+            if inner in places.lines:
+                raise UsageError(
+                    f"{places.path}:{line}: {'.'.join(inner)} stands twice (first on line {places.lines[inner]}): "
+                    "YAML would silently take the last; keep one"
+                )
+            places.lines[inner] = line
+            _record_lines(value_node, inner, places)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            places.lines[(*key, str(index))] = item.start_mark.line + 1
+            _record_lines(item, (*key, str(index)), places)
+
+
+def _apply_override(document: dict[str, Any], override: str, places: _Places) -> None:
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise UsageError(f"--set {override}: expected KEY=VALUE, as in --set optimizer.learning_rate=1e-5")
+    try:
+        value = _yaml_value(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {override}: the value is not valid YAML: {error}") from None
+    key = tuple(dotted.split("."))
+    target = document
+    for depth, part in enumerate(key[:-1]):
+        if target.get(part) is None:
+            target[part] = {}
+        inner = target[part]
+        if not isinstance(inner, dict):
+            raise UsageError(f"--set {override}: {'.'.join(key[: depth + 1])} is {inner!r}, not a section with keys of its own")
+        target = cast("dict[str, Any]", inner)
+    target[key[-1]] = value
+    places.overrides[key] = override
+
+
+def _yaml_value(text: str) -> Any:
+    value = yaml.safe_load(text)
+    if isinstance(value, str):  # YAML 1.1 reads 1e-5 (no dot) as a string
+        try:
+            return float(value) if "e" in value.lower() and value[0] in "+-.0123456789" else value
+        except ValueError:
+            return value
+    return value
+
+
+def _floats(value: Any) -> Any:
+    """YAML 1.1 reads 2e-5 as a string; the same reading as for --set, over a whole document."""
+    if isinstance(value, dict):
+        return {key: _floats(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_floats(item) for item in cast("list[Any]", value)]
+    return _yaml_value(value) if isinstance(value, str) and _looks_like_exponent(value) else value
+
+
+def _looks_like_exponent(text: str) -> bool:
+    mantissa, separator, exponent = text.lower().partition("e")
+    return bool(separator) and mantissa.lstrip("+-").isdigit() and exponent.lstrip("+-").isdigit()
+
+
+def _validate(document: dict[str, Any], places: _Places) -> JobSpec:
+    try:
+        return JobSpec.model_validate(_floats(document))
+    except ValidationError as error:
+        problems = [_explain(cast("Mapping[str, Any]", problem), places) for problem in error.errors()]
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    raise UsageError(f"{count} in the job:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def _explain(problem: Mapping[str, Any], places: _Places) -> str:
+    key = tuple(str(part) for part in problem["loc"])
+    section, names = _fields_at(key[:-1])
+    shown = ".".join(key) or "the job"
+    found = problem["input"]
+    match problem["type"]:
+        case "extra_forbidden":
+            close = difflib.get_close_matches(key[-1], names, n=1)
+            hint = f" Did you mean {'.'.join((*key[:-1], close[0]))}?" if close else ""
+            return f"{places.of(key)}: unknown key {shown}.{hint} Allowed in {section}: {', '.join(names)}"
+        case "missing":
+            return f"{places.of(key[:-1])}: {shown} is missing"
+        case "value_error":
+            text = str(problem["msg"]).removeprefix("Value error, ")
+            return f"{places.of(key)}: {shown}: {text}" if key else f"{places.of(key)}: {text}"
+        case _:
+            text = str(problem["msg"])
+            return f"{places.of(key)}: {shown}: found {_shown(found)}; {text[0].lower()}{text[1:]}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _fields_at(key: Sequence[str]) -> tuple[str, list[str]]:
+    """The name of the section at `key` and the keys allowed in it."""
+    model: type[BaseModel] = JobSpec
+    for part in key:
+        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
+        inner = _model_in(field.annotation) if field is not None else None
+        if inner is None:
+            continue
+        model = inner
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    return (".".join(key) or "a job"), names
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic model inside an annotation such as LoraSpec | None or tuple[Source, ...]."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    for argument in typing.get_args(annotation):
+        model = _model_in(argument)
+        if model is not None:
+            return model
+    return None
