@@ -1,0 +1,1 @@
+"""Text to packed batches: sources, formats and masks, the tokenization cache, packing, the resumable loader."""
