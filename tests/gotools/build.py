@@ -243,7 +243,7 @@ def _build(go: str, tool: Tool, position: str) -> None:
         raise BuildError(
             f"building {tool.name} in {HERE / tool.module} failed with status {code}.\n"
             f"Log: {log}, its end:\n{_tail(log)}\n"
-            "A failed download needs a reachable Go module proxy; a killed compiler needs 4 GiB of free memory."
+            "A failed download needs a reachable Go module proxy, a killed compiler 4 GiB of free memory."
         )
     _keep_module_data(go, tool.module, folder, work)
     (work / tool.name).replace(folder / tool.name)

@@ -27,6 +27,9 @@ SERVICE_RANGE = "10.96.0.0/16"
 DNS_SERVICE = "10.96.0.10"
 POD_RANGE = "10.244.0.0/16"
 
+# Where the rig's own processes find the state folder.
+INSIDE = Path("/run/rig")
+
 S3_BUCKET = "finetune"
 S3_PORT = 9000
 API_PORT = 6443
@@ -128,7 +131,8 @@ class Layout:
         return self.state / "images.tar"
 
     def node_folder(self, node: Node) -> Path:
-        return self.state / "nodes" / node.name
+        """As the rig's own processes see it: names of sockets have to be short, state folders may not be."""
+        return INSIDE / "nodes" / node.name
 
     @property
     def cgroup(self) -> str:

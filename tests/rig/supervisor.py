@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 
 from tests.rig import addons, control_plane, nodes
-from tests.rig.layout import NODES, Layout
+from tests.rig.layout import INSIDE, NODES, Layout
 from tests.rig.machine import RigError, tail_file
 from tests.rig.network import make_network
 from tests.rig.processes import Component, run
@@ -84,6 +84,8 @@ def _make_private_mounts(layout: Layout) -> None:
     """Folders with names that the programs have built in become the rig's own."""
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "tmpfs", "rig", "/run")
+    INSIDE.mkdir()
+    run("mount", "--bind", layout.state, INSIDE)
     (layout.state / "var-log").mkdir()
     run("mount", "--bind", layout.state / "var-log", "/var/log")
 
