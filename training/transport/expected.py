@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Scheme = Literal["full", "hybrid"]
+
 
 class ParameterGroup(BaseModel):
     """Parameters that FSDP gathers together: one per ``fully_shard`` call, the root's own ones included.
@@ -24,15 +26,55 @@ class ParameterGroup(BaseModel):
 def expected_bytes_per_node(
     groups: Sequence[ParameterGroup],
     *,
-    scheme: Literal["full", "hybrid"],
+    scheme: Scheme,
     world_size: int,
     gpus_per_node: int,
     num_steps: int,
     accumulation: int = 1,
     parameter_bytes: int = 2,
     reduce_bytes: int = 4,
-    reduce_every_microbatch: bool = True,
+    reduce_every_microbatch: bool | None = None,
     num_forward_only: int = 0,
 ) -> int:
-    """Bytes that each node sends across its network interfaces, per direction, over the whole job."""
-    raise NotImplementedError
+    """Bytes that each node sends to others, per direction, over ``num_steps`` completed optimizer steps.
+
+    ``parameter_bytes`` and ``reduce_bytes`` are the width of one element in an all-gather (bf16: 2) and in a
+    gradient reduction (fp32: 4). ``accumulation`` is the microbatches of a step. ``reduce_every_microbatch``
+    is whether gradients cross the network after each microbatch or once per step; by default every microbatch
+    with ``full`` and once with ``hybrid``, as FSDP2 does with ``set_requires_all_reduce(False)`` on all
+    microbatches but the last. ``num_forward_only`` is the forward passes without backward (evaluation
+    batches).
+
+    Formulas (P parameters, N ranks, b bytes per element):
+
+    * full: a ring of N ranks enters and leaves each node once, and over that edge go (N-1)/N of the payload
+      in an all-gather as in a reduce-scatter (NVIDIA/nccl-tests doc/PERFORMANCE.md, ring bounds). NCCL takes
+      the ring for both with more than one GPU per node, and PAT with one, which moves the same bytes per
+      rank. Per microbatch: one all-gather of every group, a second one of each resharded group, one
+      reduce-scatter of all.
+    * hybrid (replicas are nodes, shards are in the node): only the all-reduce of gradients crosses, each of
+      the node's g GPUs with its P/g. Two nodes: a ring all-reduce sends 2(n-1)/n = 1 times the payload. More
+      nodes: at least 1 times, the least that any node sends in NCCL's double binary tree, where a ring sends
+      up to 2.
+
+    It is a lower bound: padding of shards, all-reduces of the loss and the gradient norm, loading and export
+    are not in it. One node gives 0. Raises ValueError for a world that does not fill its nodes.
+    """
+    if world_size < 1 or gpus_per_node < 1 or (world_size > gpus_per_node and world_size % gpus_per_node):
+        raise ValueError(
+            f"{world_size} ranks do not fill nodes of {gpus_per_node} GPUs: the world size must be a "
+            "multiple of the GPUs per node, or fit in one node"
+        )
+    if world_size <= gpus_per_node:
+        return 0
+    num_parameters = sum(group.num_parameters for group in groups)
+    if reduce_every_microbatch is None:
+        reduce_every_microbatch = scheme == "full"
+    num_reductions = num_steps * (accumulation if reduce_every_microbatch else 1)
+    if scheme == "hybrid":
+        return num_reductions * num_parameters * reduce_bytes
+    num_gathered_again = sum(group.num_parameters for group in groups if group.resharded)
+    num_backward = num_steps * accumulation
+    gathered = num_backward * (num_parameters + num_gathered_again) + num_forward_only * num_parameters
+    payload_bytes = gathered * parameter_bytes + num_reductions * num_parameters * reduce_bytes
+    return payload_bytes * (world_size - 1) // world_size

@@ -11,8 +11,6 @@ class ProbeResult(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-def probe(
-    sizes: Sequence[int], *, gpus_per_node: int, instance_type: str | None = None
-) -> ProbeResult:
+def probe(sizes: Sequence[int], *, gpus_per_node: int, instance_type: str | None = None) -> ProbeResult:
     """Measure inside a running process group; every rank calls it, every rank gets the result."""
     raise NotImplementedError
