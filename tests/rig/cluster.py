@@ -135,7 +135,7 @@ class Rig:
     def _end_supervisor(self) -> None:
         for supervisor in _supervisors(self.layout):
             end_process(supervisor)
-        _await_gone(self.layout)
+        _unplug(self.layout)
 
     def _clear(self) -> None:
         self._end_supervisor()
@@ -229,13 +229,10 @@ def _has_own_network(pid: int) -> bool:
         return False
 
 
-def _await_gone(layout: Layout, seconds: float = 20) -> None:
-    """The kernel removes the cable when the rig's network namespace goes, shortly after its last process."""
-    deadline = time.monotonic() + seconds
-    while Path(f"/sys/class/net/{layout.link}").exists():
-        if time.monotonic() > deadline:
-            run("ip", "link", "delete", layout.link)
-        time.sleep(0.05)
+def _unplug(layout: Layout) -> None:
+    # The kernel does it too, but up to half a minute after the last process of the network namespace.
+    if Path(f"/sys/class/net/{layout.link}").exists():
+        run("ip", "link", "delete", layout.link)
 
 
 def _owner_of(link: str) -> str:
