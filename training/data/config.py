@@ -20,7 +20,7 @@ FIELDS_OF_FORMAT: dict[str, tuple[str, ...]] = {
 """What a row of each format may hold; `fields` maps these names to the columns of a data set."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DATA_SUFFIX = re.compile(r"\.(jsonl|json|csv|parquet|arrow)(\.gz)?$", re.IGNORECASE)
+_DATA_SUFFIX = re.compile(r"\.(jsonl|json|csv|parquet)(\.gz)?$", re.IGNORECASE)
 
 
 def source_kind(source: str) -> Kind:
@@ -53,9 +53,12 @@ class SourceSpec(BaseModel):
         description="A file (.jsonl .json .csv .parquet, jsonl/json/csv also .gz), a folder of these, a saved "
         "Hugging Face data set, `hf://owner/name` or `owner/name`, `s3://bucket/prefix`, `python-docs` or `random`.",
     )
-    format: Format = Field(default="auto", description="How a row is laid out; auto reads it off the columns.")
+    format: Format = Field(
+        default="auto", description="How a row is laid out; auto reads it off the columns."
+    )
     fields: dict[str, str] = Field(
-        default_factory=dict, description="Our field name -> the column's name, for example {prompt: question}."
+        default_factory=dict,
+        description="Our field name -> the column's name, for example {prompt: question}.",
     )
     subset: str | None = Field(default=None, description="Configuration of a hub data set.")
     split: str | None = Field(default=None, description="Split of a hub or saved data set (default train).")
@@ -101,7 +104,9 @@ class SourceSpec(BaseModel):
 class MixtureSource(SourceSpec):
     """A source with its share of the mixture."""
 
-    weight: float = Field(gt=0, allow_inf_nan=False, description="Share of the tokens; shares need not add up to 1.")
+    weight: float = Field(
+        gt=0, allow_inf_nan=False, description="Share of the tokens; shares need not add up to 1."
+    )
 
 
 class ValidationSpec(BaseModel):
@@ -121,7 +126,9 @@ class ValidationSpec(BaseModel):
     def _one_way(self) -> Self:
         given = [name for name in ("fraction", "count", "source") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"validation needs exactly one of fraction, count, source; found {given or 'none'}")
+            raise ValueError(
+                f"validation needs exactly one of fraction, count, source; found {given or 'none'}"
+            )
         return self
 
 
@@ -141,7 +148,9 @@ class DataSpec(BaseModel):
     mixture: tuple[MixtureSource, ...] | None = None
 
     max_length: int = Field(default=2048, ge=8, description="Longest document, in tokens.")
-    packing: bool = Field(default=True, description="Several documents in one row; false: one per max_length slot.")
+    packing: bool = Field(
+        default=True, description="Several documents in one row; false: one per max_length slot."
+    )
     mask: Mask = Field(
         default="auto",
         description="Which tokens are learnt: every assistant turn, the last one only (completion), or all. "
@@ -154,7 +163,8 @@ class DataSpec(BaseModel):
         "Left out: as on_bad_row.",
     )
     chat_template: str | None = Field(
-        default=None, description="Path of a Jinja file, or `chatml`, in place of the tokenizer's own template."
+        default=None,
+        description="Path of a Jinja file, or `chatml`, in place of the tokenizer's own template.",
     )
     validation: ValidationSpec | None = None
     shuffle: bool = True
@@ -182,13 +192,23 @@ class DataSpec(BaseModel):
             if len(sources) > 1:
                 raise ValueError("source random is for benchmarks and cannot be mixed with others")
             if self.mask not in ("auto", "all"):
-                raise ValueError(f"mask {self.mask!r} is impossible with source random: it has no turns (use all)")
+                raise ValueError(
+                    f"mask {self.mask!r} is impossible with source random: it has no turns (use all)"
+                )
         if "text" in formats and self.mask in ("assistant", "completion"):
-            raise ValueError(f"mask {self.mask!r} is impossible with format text: it has no turns (use auto or all)")
+            raise ValueError(
+                f"mask {self.mask!r} is impossible with format text: it has no turns (use auto or all)"
+            )
         if self.too_long == "split" and not formats <= {"text", "auto"}:
             raise ValueError(
                 "too_long: split cuts a document into several, which only format text survives; found format "
                 + ", ".join(sorted(formats - {"text", "auto"}))
+            )
+        if self.streaming and "random" in kinds:
+            raise ValueError("streaming is impossible with source random: it has no files")
+        if self.streaming and any(source.limit is not None for source in sources):
+            raise ValueError(
+                "limit counts rows in the order of the files, which streaming shuffles: leave one out"
             )
         if self.streaming and self.validation is not None and self.validation.source is None:
             raise ValueError(

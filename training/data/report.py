@@ -50,8 +50,12 @@ class DataReport(BaseModel):
     validation_documents: int = 0
     validation_tokens: int = 0
     validation_supervised_tokens: int = 0
-    packs_per_epoch: int | None = Field(default=None, description="Micro-batches of one pass, over all ranks.")
-    packing_efficiency: float | None = Field(default=None, description="Share of the row that is not padding.")
+    packs_per_epoch: int | None = Field(
+        default=None, description="Micro-batches of one pass, over all ranks."
+    )
+    packing_efficiency: float | None = Field(
+        default=None, description="Share of the row that is not padding."
+    )
     fingerprint: str = ""
     warnings: list[str] = Field(default_factory=list)
 
@@ -74,7 +78,9 @@ class DataReport(BaseModel):
             )
             if source.ignored_files:
                 shown = ", ".join(source.ignored_files[:5])
-                lines.append(f"  not data, ignored: {shown}" + (" ..." if len(source.ignored_files) > 5 else ""))
+                lines.append(
+                    f"  not data, ignored: {shown}" + (" ..." if len(source.ignored_files) > 5 else "")
+                )
             for reason, count in source.rejected.items():
                 lines.append(f"  rejected, {reason}: {count:,} rows")
                 lines += [f"    {row}" for row in source.examples if row.reason == reason]

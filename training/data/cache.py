@@ -1,0 +1,264 @@
+"""The tokenization cache: one folder per content, tokenizer and format, written once per node.
+
+An entry holds every document of a shard uncut, so that max_length and the policies can change without tokenizing
+again. Its key is made of what decides its content: the shard's bytes, the tokenizer, the template, the mask and
+the format. Two sources with equal files share one entry.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerFast
+
+from training.data.chat import Encoded, Encoder, resolve_template
+from training.data.config import Format, Mask, RowPolicy, SourceSpec
+from training.data.errors import DataError
+from training.data.formats import (
+    Conversation,
+    Example,
+    PlainText,
+    RowError,
+    detect_format,
+    expected_columns,
+    parse_row,
+)
+from training.data.locks import file_lock
+from training.data.readers import Row
+from training.data.report import EXAMPLES_PER_REASON, BadRow
+from training.data.sources import Shard
+from training.data.tokenizer import tokenizer_fingerprint
+
+# Part of every key: a change of how rows become tokens must change it, or old entries would be taken for new ones.
+_LAYOUT = 1
+_ROWS_PER_BATCH = 512
+
+_ARRAYS: dict[str, type[np.generic]] = {
+    "tokens": np.uint32,
+    "supervised": np.bool_,
+    "offsets": np.int64,
+    "lines": np.int64,
+    "learnt": np.int32,
+    "groups": np.uint64,
+}
+
+
+@dataclass(frozen=True)
+class TokenShard:
+    """The documents of one shard, mapped from the disk.
+
+    tokens      uint32 [T]
+    supervised  bool [T]
+    offsets     int64 [n + 1]; document d is tokens[offsets[d]:offsets[d + 1]]
+    lines       int64 [n], where each document stands in its file
+    learnt      int32 [n], labels to learn per document
+    groups      uint64 [n], hash of what is held out together: the group, or the document itself
+    """
+
+    name: str
+    key: str
+    format: str
+    rows_read: int
+    rejected: dict[str, int]
+    examples: list[BadRow]
+    from_cache: bool
+    tokens: npt.NDArray[np.uint32]
+    supervised: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    lines: npt.NDArray[np.int64]
+    learnt: npt.NDArray[np.int32]
+    groups: npt.NDArray[np.uint64]
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.offsets) - 1
+
+
+class TokenCache:
+    """Shards as token ids, for one tokenizer, template and mask."""
+
+    def __init__(
+        self,
+        root: Path,
+        tokenizer: PreTrainedTokenizerFast,
+        mask: Mask,
+        chat_template: str | None,
+        policy: RowPolicy,
+    ):
+        template = resolve_template(tokenizer, chat_template)
+        self._root = root
+        self._policy = policy
+        self._encoder = Encoder(tokenizer, template, mask)
+        self.tokenizer_key = _digest(tokenizer_fingerprint(tokenizer), template or "", mask)
+
+    def get(self, shard: Shard, spec: SourceSpec, *, max_rows: int | None = None) -> TokenShard:
+        """The documents of a shard, tokenized now if no process of this node has done so. Raises DataError."""
+        key = _digest(
+            _LAYOUT, shard.key(), self.tokenizer_key, spec.format, sorted(spec.fields.items()), max_rows
+        )
+        folder = self._root / key[:2] / key
+        with file_lock(folder):
+            from_cache = (folder / "meta.json").exists()
+            if not from_cache:
+                self._write(folder, shard, spec, max_rows)
+        return _load(folder, shard.name, key, from_cache)
+
+    def _write(self, folder: Path, shard: Shard, spec: SourceSpec, max_rows: int | None) -> None:
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # left by a process that died; the lock is ours
+        with _Writer(partial) as writer:
+            row_format: Format | None = None if spec.format == "auto" else spec.format
+            for rows in _batches(shard.rows(), max_rows):
+                examples: list[Example | RowError] = []
+                for row in rows:
+                    if row_format is None and isinstance(row.value, dict):
+                        row_format = _detected(row, shard.name)
+                    examples.append(_example(row, row_format, spec))
+                self._encode(writer, rows, examples, shard.name)
+            writer.finish("python-docs" if spec.kind == "python-docs" else row_format or "auto")
+        partial.replace(folder)
+
+    def _encode(
+        self, writer: "_Writer", rows: list[Row], examples: list[Example | RowError], name: str
+    ) -> None:
+        good = [example for example in examples if not isinstance(example, RowError)]
+        encoded = iter(self._encoder.encode(good))
+        for row, example in zip(rows, examples, strict=True):
+            result = example if isinstance(example, RowError) else next(encoded)
+            if isinstance(result, RowError):
+                bad = BadRow(file=name, line=row.line, reason=result.reason, detail=result.detail)
+                if self._policy == "stop":
+                    raise DataError(stop_message([bad], {bad.reason: 1}))
+                writer.reject(bad)
+            else:
+                writer.add(row.line, result)
+
+
+def stop_message(examples: list[BadRow], rejected: dict[str, int]) -> str:
+    """What `on_bad_row: stop` says."""
+    total = sum(rejected.values())
+    shown = "; ".join(str(row) for row in examples[:EXAMPLES_PER_REASON])
+    more = f" (and {total - len(examples[:EXAMPLES_PER_REASON])} more)" if total > EXAMPLES_PER_REASON else ""
+    return f"bad row: {shown}{more}. Mend the data, or set data.on_bad_row: skip to train without such rows."
+
+
+def _example(row: Row, row_format: Format | None, spec: SourceSpec) -> Example | RowError:
+    if isinstance(row.value, RowError | Conversation | PlainText):
+        return row.value
+    try:
+        return parse_row(row.value, row_format or "text", spec.fields)
+    except RowError as error:
+        return error
+
+
+def _detected(row: Row, name: str) -> Format:
+    columns = [str(column) for column in row.value]
+    found = detect_format(columns)
+    if found is None:
+        raise DataError(
+            f"{name}:{row.line}: no known format has the fields {', '.join(columns) or '(none)'}. Known are "
+            f"{expected_columns()}. Set data.format, and data.fields where the columns have other names."
+        )
+    return found
+
+
+def _batches(rows: Iterator[Row], max_rows: int | None) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    for number, row in enumerate(rows):
+        if max_rows is not None and number >= max_rows:
+            break
+        batch.append(row)
+        if len(batch) == _ROWS_PER_BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+class _Writer:
+    """Appends documents to the files of an entry."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._stack = ExitStack()
+        self._files: dict[str, IO[bytes]] = {}
+        self._end = 0
+        self._rows = 0
+        self._rejected: dict[str, int] = {}
+        self._examples: list[BadRow] = []
+
+    def __enter__(self) -> Self:
+        for name in _ARRAYS:
+            self._files[name] = self._stack.enter_context((self._folder / f"{name}.bin").open("wb"))
+        self._append("offsets", [0])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, line: int, document: Encoded) -> None:
+        self._rows += 1
+        self._end += len(document.ids)
+        self._files["tokens"].write(document.ids.tobytes())
+        self._files["supervised"].write(document.supervised.tobytes())
+        self._append("offsets", [self._end])
+        self._append("lines", [line])
+        self._append("learnt", [int(document.supervised[1:].sum())])
+        identity = document.ids.tobytes() if document.group is None else document.group.encode()
+        self._files["groups"].write(hashlib.blake2b(identity, digest_size=8).digest())
+
+    def reject(self, row: BadRow) -> None:
+        self._rows += 1
+        self._rejected[row.reason] = self._rejected.get(row.reason, 0) + 1
+        if self._rejected[row.reason] <= EXAMPLES_PER_REASON:
+            self._examples.append(row)
+
+    def finish(self, row_format: str) -> None:
+        for stream in self._files.values():
+            stream.flush()
+            os.fsync(stream.fileno())
+        meta = {
+            "format": row_format,
+            "rows_read": self._rows,
+            "rejected": self._rejected,
+            "examples": [row.model_dump() for row in self._examples],
+        }
+        (self._folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+
+    def _append(self, name: str, values: list[int]) -> None:
+        self._files[name].write(np.array(values, dtype=_ARRAYS[name]).tobytes())
+
+
+def _load(folder: Path, name: str, key: str, from_cache: bool) -> TokenShard:
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    arrays: dict[str, Any] = {array: _mapped(folder / f"{array}.bin", _ARRAYS[array]) for array in _ARRAYS}
+    return TokenShard(
+        name=name,
+        key=key,
+        format=meta["format"],
+        rows_read=meta["rows_read"],
+        rejected=meta["rejected"],
+        # An entry is shared by files of equal content: the name is the one that this source gives it.
+        examples=[BadRow(**{**row, "file": name}) for row in meta["examples"]],
+        from_cache=from_cache,
+        **arrays,
+    )
+
+
+def _mapped(path: Path, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()

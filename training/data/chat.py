@@ -1,0 +1,230 @@
+"""Examples to token ids, and which of the ids are learnt.
+
+A template with `{% generation %}` markers says itself what the assistant generates. For one without (Qwen2.5's),
+the span of a turn is found by rendering: the conversation up to the turn, with the prompt for an answer, and
+the conversation up to its end must both be prefixes of the whole. Where they are not, the template rewrites
+earlier turns, and a guess would put the loss on the wrong tokens: that is an error.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from training.data.config import Mask
+from training.data.errors import DataError
+from training.data.formats import Conversation, Example, PlainText, RowError
+from training.data.tokenizer import CHATML_TEMPLATE, TURN_END, TURN_START
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document.
+
+    ids         uint32 [n]
+    supervised  bool [n]: the token is learnt (as the target of the position before it)
+    """
+
+    ids: npt.NDArray[np.uint32]
+    supervised: npt.NDArray[np.bool_]
+    group: str | None = None
+
+
+def resolve_template(tokenizer: PreTrainedTokenizerFast, override: str | None) -> str | None:
+    """The template to render conversations with: the override, else the tokenizer's own, else ChatML.
+
+    override: `chatml`, or the path of a Jinja file. None when the tokenizer has neither a template nor the
+    tokens of ChatML. Raises DataError.
+    """
+    if override not in (None, "chatml"):
+        path = Path(override).expanduser()
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"chat_template {override!r} cannot be read: {error}") from error
+    if override is None and tokenizer.chat_template:
+        return tokenizer.get_chat_template()
+    known = tokenizer.get_vocab()
+    missing = [token for token in (TURN_START, TURN_END) if token not in known]
+    if not missing:
+        return CHATML_TEMPLATE
+    if override is None:
+        return None
+    raise DataError(
+        f"chat_template chatml needs {' and '.join(missing)} as single tokens, which this tokenizer does not have"
+    )
+
+
+class Encoder:
+    """Turns examples into documents with one tokenizer, template and mask."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, template: str | None, mask: Mask):
+        self._tokenizer = tokenizer
+        self._template = template
+        self._mask = mask
+        self._marked = template is not None and _GENERATION.search(template) is not None
+        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """Every example as a document, or why it cannot be one. Raises DataError for what no row can mend."""
+        results: list[Encoded | RowError | None] = [None] * len(examples)
+        rendered: list[tuple[int, str, list[Span] | None]] = []
+        for index, example in enumerate(examples):
+            if isinstance(example, PlainText):
+                rendered.append((index, example.text, None))
+                continue
+            try:
+                rendered.append((index, *self.render(example)))
+            except RowError as error:
+                results[index] = error
+
+        self._set_no_padding()
+        for chat in (True, False):
+            chosen = [entry for entry in rendered if (entry[2] is not None) is chat]
+            encodings = self._tokenizer.backend_tokenizer.encode_batch(
+                [text for _, text, _ in chosen], add_special_tokens=not chat
+            )
+            for (index, text, spans), encoding in zip(chosen, encodings, strict=True):
+                results[index] = (
+                    self._plain(encoding) if spans is None else self._masked(encoding, spans, len(text))
+                )
+        documents: list[Encoded | RowError] = []
+        for example, result in zip(examples, results, strict=True):
+            assert result is not None
+            if isinstance(result, Encoded):
+                result = _checked(result, example.group)
+            documents.append(result)
+        return documents
+
+    def render(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """The conversation as text, with the spans of characters that are learnt."""
+        if self._template is None:
+            raise DataError(
+                "the data holds conversations, but the tokenizer has no chat template and lacks the tokens "
+                f"{TURN_START} and {TURN_END} for ChatML: set data.chat_template to a Jinja file that suits the "
+                "model, use the tokenizer of the instruction-tuned model, or train on plain text (format: text)"
+            )
+        if self._mask == "all":
+            text, _ = self._apply(conversation.messages, conversation)
+            return text, [(0, len(text))]
+        if self._marked:
+            text, spans = self._apply(conversation.messages, conversation, marked=True)
+            return text, self._chosen(conversation, spans)
+        return self._by_prefix(conversation)
+
+    def _apply(
+        self,
+        messages: list[dict[str, Any]],
+        conversation: Conversation,
+        *,
+        prompt: bool = False,
+        marked: bool = False,
+    ) -> tuple[str, list[Span]]:
+        try:
+            texts, spans = render_jinja_template(
+                conversations=[messages],
+                tools=conversation.tools,
+                chat_template=self._template,
+                return_assistant_tokens_mask=marked,
+                add_generation_prompt=prompt,
+                **self._variables,
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+            raise RowError("refused by the chat template", str(error)) from error
+        return texts[0], [(int(start), int(end)) for start, end in spans[0]] if marked else []
+
+    def _chosen(self, conversation: Conversation, spans: list[Span]) -> list[Span]:
+        """Of the spans that the template marks, those that the mask keeps."""
+        if self._mask != "completion":
+            return spans
+        answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        if len(answers) != len(spans):
+            raise DataError(
+                f"mask completion: the chat template marks {len(spans)} generated parts for {len(answers)} assistant "
+                "turns, so the last turn's cannot be told apart; use mask: assistant"
+            )
+        return [
+            span for turn, span in zip(answers, spans, strict=True) if turn >= conversation.completion_from
+        ]
+
+    def _by_prefix(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        messages = conversation.messages
+        text, _ = self._apply(messages, conversation)
+        spans: list[Span] = []
+        for turn, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if self._mask == "completion" and turn < conversation.completion_from:
+                continue
+            before, _ = self._apply(messages[:turn], conversation, prompt=True) if turn else ("", [])
+            after = text if turn + 1 == len(messages) else self._apply(messages[: turn + 1], conversation)[0]
+            if not text.startswith(before) or not text.startswith(after) or len(after) <= len(before):
+                raise DataError(_prefix_message(text, before if not text.startswith(before) else after, turn))
+            # The turn's end token is learnt; the line break that templates put after it is never generated.
+            spans.append((len(before), len(after.rstrip())))
+        return text, spans
+
+    def _masked(self, encoding: Encoding, spans: list[Span], length: int) -> Encoded:
+        ids = np.array(encoding.ids, dtype=np.uint32)
+        supervised = np.zeros(len(ids), dtype=np.bool_)
+        for start, end in spans:
+            supervised[_token_at(encoding, start, length) : _token_at(encoding, end, length)] = True
+        return Encoded(ids, supervised)
+
+    def _plain(self, encoding: Encoding) -> Encoded:
+        end = self._tokenizer.eos_token_id
+        if not isinstance(end, int):
+            raise DataError(
+                "plain text needs a tokenizer with an end-of-text token (eos_token), which this one lacks"
+            )
+        ids = encoding.ids
+        if not ids or ids[-1] != end:
+            ids = [*ids, end]
+        return Encoded(np.array(ids, dtype=np.uint32), np.ones(len(ids), dtype=np.bool_))
+
+    def _set_no_padding(self) -> None:
+        """Undo what a caller may have set on the shared backend: documents are never cut or padded here."""
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
+
+
+def _token_at(encoding: Encoding, character: int, length: int) -> int:
+    """Index of the first token at or after a character; the number of tokens when there is none."""
+    while character < length:
+        token = encoding.char_to_token(character)
+        if token is not None:
+            return token
+        character += 1
+    return len(encoding.ids)
+
+
+def _checked(document: Encoded, group: str | None) -> Encoded | RowError:
+    if len(document.ids) < 2:
+        return RowError("empty", f"{len(document.ids)} tokens: nothing to predict")
+    if not document.supervised[1:].any():
+        return RowError("no answer", "the chat template leaves no token of an assistant to learn")
+    return Encoded(document.ids, document.supervised, group)
+
+
+def _prefix_message(text: str, prefix: str, turn: int) -> str:
+    same = next(
+        (i for i, (a, b) in enumerate(zip(text, prefix, strict=False)) if a != b), min(len(text), len(prefix))
+    )
+    return (
+        f"the chat template renders a conversation differently once it goes on (message {turn}, character {same}: "
+        f"{text[same : same + 40]!r} in the whole, {prefix[same : same + 40]!r} in the part), so the assistant's "
+        "tokens cannot be found in it. Set data.chat_template to a template with {% generation %} markers, or use "
+        "mask: completion or mask: all."
+    )

@@ -1,0 +1,209 @@
+"""Documents as views into token shards, and the row that a pack of them becomes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from training.data.batch import IGNORE, Batch
+from training.data.cache import TokenShard, stop_message
+from training.data.config import LongPolicy
+from training.data.errors import DataError
+from training.data.packing import Packing, best_fit_decreasing
+from training.data.report import EXAMPLES_PER_REASON, BadRow, SourceReport
+
+TOO_LONG = "too long"
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """n documents: document d is tokens [start[d], start[d] + length[d]) of shard `shard[d]`."""
+
+    shards: list[TokenShard]
+    shard: IntArray
+    start: IntArray
+    length: IntArray
+    learnt: IntArray
+    group: npt.NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def select(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Documents":
+        """The chosen documents, by index or by mask."""
+        return Documents(
+            self.shards,
+            self.shard[chosen],
+            self.start[chosen],
+            self.length[chosen],
+            self.learnt[chosen],
+            self.group[chosen],
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence["Documents"]) -> "Documents":
+        """All documents of the parts, in order."""
+        shards: list[TokenShard] = []
+        index: list[IntArray] = [np.zeros(0, np.int64)]
+        for part in parts:
+            index.append(part.shard + len(shards))
+            shards += part.shards
+        empty = np.zeros(0, np.int64)
+        return Documents(
+            shards,
+            np.concatenate(index),
+            np.concatenate([empty, *(part.start for part in parts)]),
+            np.concatenate([empty, *(part.length for part in parts)]),
+            np.concatenate([empty, *(part.learnt for part in parts)]),
+            np.concatenate([np.zeros(0, np.uint64), *(part.group for part in parts)]),
+        )
+
+
+def shard_documents(
+    shard: TokenShard, max_length: int, policy: LongPolicy, report: SourceReport
+) -> Documents:
+    """The documents of a shard under the length policy, counted in the source's report. Raises DataError."""
+    _count(shard, report)
+    start, length, learnt = shard.offsets[:-1], np.diff(shard.offsets), shard.learnt.astype(np.int64)
+    index = np.arange(shard.num_documents)
+    long = np.flatnonzero(length > max_length)
+    if len(long):
+        if policy == "split":
+            index, start, length, learnt = _split(shard, max_length)
+        elif policy == "truncate":
+            length, learnt = np.minimum(length, max_length), learnt.copy()
+            for document in long:
+                begin = int(start[document])
+                learnt[document] = shard.supervised[begin + 1 : begin + max_length].sum()
+            lost = long[learnt[long] == 0]
+            _reject(
+                shard,
+                lost,
+                report,
+                lambda d: f"no token of an answer within the first {max_length} (max_length)",
+            )
+            report.rows_truncated += len(long) - len(lost)
+            keep = learnt > 0
+            index, start, length, learnt = index[keep], start[keep], length[keep], learnt[keep]
+        else:
+            full = np.diff(shard.offsets)
+            _reject(shard, long, report, lambda d: f"{full[d]:,} tokens, max_length is {max_length:,}")
+            if policy == "stop":
+                rows = [row for row in report.examples if row.reason == TOO_LONG and row.file == shard.name]
+                raise DataError(
+                    stop_message(rows, {TOO_LONG: len(long)})
+                    + " data.too_long: truncate keeps their beginnings."
+                )
+            keep = length <= max_length
+            index, start, length, learnt = index[keep], start[keep], length[keep], learnt[keep]
+    report.rows_used += len(np.unique(index))
+    report.documents += len(index)
+    report.tokens += int(length.sum())
+    report.supervised_tokens += int(learnt.sum())
+    return Documents([shard], np.zeros(len(index), np.int64), start, length, learnt, shard.groups[index])
+
+
+def _count(shard: TokenShard, report: SourceReport) -> None:
+    formats = {name for name in (*report.format.split(", "), shard.format) if name != "auto"}
+    report.format = ", ".join(sorted(formats)) or "auto"
+    report.rows_read += shard.rows_read
+    report.from_cache += shard.from_cache
+    for reason, count in shard.rejected.items():
+        report.rejected[reason] = report.rejected.get(reason, 0) + count
+    for row in shard.examples:
+        _example(row, report)
+
+
+def _example(row: BadRow, report: SourceReport) -> None:
+    if sum(known.reason == row.reason for known in report.examples) < EXAMPLES_PER_REASON:
+        report.examples.append(row)
+
+
+def _reject(
+    shard: TokenShard, documents: IntArray, report: SourceReport, detail: Callable[[int], str]
+) -> None:
+    if not len(documents):
+        return
+    report.rejected[TOO_LONG] = report.rejected.get(TOO_LONG, 0) + len(documents)
+    for document in documents[:EXAMPLES_PER_REASON].tolist():
+        line = int(shard.lines[document])
+        _example(BadRow(file=shard.name, line=line, reason=TOO_LONG, detail=detail(document)), report)
+
+
+def _split(shard: TokenShard, max_length: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Every document as pieces of at most max_length that overlap by one token, so that each token is predicted."""
+    if shard.format != "text":
+        raise DataError(
+            f"too_long: split cuts a document into several, which only format text survives; {shard.name} holds "
+            f"{shard.format}. Use too_long: truncate or skip."
+        )
+    full = np.diff(shard.offsets)
+    pieces = np.maximum(1, -(-(full - 1) // (max_length - 1)))
+    index = np.repeat(np.arange(len(full)), pieces)
+    number = np.arange(len(index)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begin = number * (max_length - 1)
+    length = np.minimum(full[index] - begin, max_length)
+    return index, shard.offsets[:-1][index] + begin, length, length - 1
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How documents are laid into a row.
+
+    tokens    tokens of a row
+    slot      tokens of a document's own slot when packing is off, else None
+    pad       token id of the padding
+    """
+
+    tokens: int
+    slot: int | None
+    pad: int
+
+    def group(self, lengths: IntArray, order: IntArray) -> Packing:
+        """Documents (taken in `order`) grouped into rows."""
+        if self.slot is None:
+            packing = best_fit_decreasing(lengths[order], self.tokens)
+            return Packing(order[packing.documents], packing.offsets)
+        per_row = self.tokens // self.slot
+        offsets = np.append(np.arange(0, len(order), per_row), len(order)).astype(np.int64)
+        return Packing(order, offsets)
+
+    def batch(self, documents: Documents, pack: IntArray) -> Batch:
+        """The row of one pack."""
+        input_ids = np.full(self.tokens, self.pad, np.int64)
+        labels = np.full(self.tokens, IGNORE, np.int64)
+        borders = [0]
+        used = 0
+        for document in pack.tolist():
+            shard = documents.shards[documents.shard[document]]
+            start, length = int(documents.start[document]), int(documents.length[document])
+            ids = shard.tokens[start : start + length]
+            here = borders[-1]
+            input_ids[here : here + length] = ids
+            labels[here : here + length - 1] = np.where(
+                shard.supervised[start + 1 : start + length], ids[1:].astype(np.int64), IGNORE
+            )
+            borders.append(here + length)
+            used += length
+            if self.slot is not None and length < self.slot:
+                borders.append(here + self.slot)
+        if borders[-1] < self.tokens:
+            borders.append(self.tokens)
+        cu_seqlens = np.array(borders, np.int32)
+        sizes = np.diff(cu_seqlens)
+        return Batch(
+            input_ids=torch.from_numpy(input_ids),
+            labels=torch.from_numpy(labels),
+            position_ids=torch.from_numpy(
+                np.arange(self.tokens) - np.repeat(cu_seqlens[:-1].astype(np.int64), sizes)
+            ),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            max_seqlen=int(sizes.max()),
+            num_supervised=int((labels != IGNORE).sum()),
+            num_tokens=used,
+            num_documents=len(pack),
+        )
