@@ -245,7 +245,7 @@ class JobSpec(Section):
     batch: BatchSpec = BatchSpec()
     parallel: ParallelSpec = ParallelSpec()
     steps: int | None = Field(default=None, gt=0)
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: int | None = Field(default=None, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**32)
     deterministic: bool = Field(default=False, description="deterministic kernels on CUDA; slower")
     checkpoint: CheckpointSpec = CheckpointSpec()

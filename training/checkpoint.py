@@ -1,0 +1,275 @@
+"""Checkpoints that survive: written while training goes on, published by a marker that comes last, never overwritten.
+
+A checkpoint is a folder `checkpoints/step-NNNNNNNN.<attempt>/` with DCP's files, `state.json` and `COMPLETE`. The
+marker lists every file with its size: a checkpoint without marker, or with a file missing or cut, is never resumed from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from training.model import CausalLM, parameter_names
+from training.optimizer import ShardedAdamW
+from training.parallel import World
+from training.storage import Storage
+
+FOLDER = "checkpoints"
+MARKER = "COMPLETE"
+STATE = "state.json"
+LATEST = f"{FOLDER}/latest"
+BEST = f"{FOLDER}/best"
+_NAME = re.compile(r"step-(\d{8})\.(.+)")
+
+# How long rank 0 waits for the other ranks' files before it gives a checkpoint up (2026-12: 2.3 GB per rank to S3 takes
+# well under a minute; a rank that needs half an hour is gone).
+PUBLISH_TIMEOUT_SECONDS = 1800.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A complete checkpoint."""
+
+    name: str
+    step: int
+    bytes: int
+    seconds: float
+    blocked_seconds: float
+
+
+@dataclass
+class _InFlight:
+    name: str
+    thread: threading.Thread
+    error: BaseException | None = None
+
+
+def checkpoint_name(step: int, attempt: str) -> str:
+    return f"step-{step:08d}.{attempt}"
+
+
+def training_state(model: CausalLM, optimizer: ShardedAdamW, world: World) -> dict[str, Any]:
+    """The tensors of a checkpoint: weights, moments, and this rank's random generators. DCP loads into the same tensors."""
+    generators = {f"cpu.{world.rank}": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        generators[f"cuda.{world.rank}"] = torch.cuda.get_rng_state()
+    return {"model": dict(parameter_names(model)), "optimizer": optimizer.state_dict(), "rng": generators}
+
+
+class Checkpointer:
+    """Writes checkpoints of one attempt in the background and keeps the newest ones (and the best)."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        world: World,
+        *,
+        attempt: str,
+        keep: int,
+        asynchronous: bool,
+        work_dir: Path,
+        on_published: Callable[[Published], None] = lambda _: None,
+    ) -> None:
+        self.storage = storage
+        self.world = world
+        self.attempt = attempt
+        self.keep = keep
+        self.asynchronous = asynchronous
+        self.work_dir = work_dir
+        self.on_published = on_published
+        self._in_flight: _InFlight | None = None
+
+    def save(self, state: dict[str, Any], step: int, progress: dict[str, Any], best: bool = False) -> str:
+        """Starts (or, where not asynchronous, makes) a checkpoint. Every rank calls it at the same step.
+
+        progress: JSON-able state of the loop (step, data cursor, ...). Waits first for the previous one, whose failure
+        is raised here. Returns the checkpoint's name.
+        """
+        started = time.monotonic()
+        self.wait()
+        name = checkpoint_name(step, self.attempt)
+        local = self._local_folder(name)
+        if self.world.local_rank == 0 or self.storage.local_path is not None:
+            local.mkdir(parents=True, exist_ok=True)
+        dist.barrier(group=self.world.control)
+        writer = FileSystemWriter(local, single_file_per_rank=True, sync_files=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            future = dcp.async_save(
+                state,
+                storage_writer=writer,
+                process_group=self.world.checkpoint,
+                async_checkpointer_type=AsyncCheckpointerType.THREAD,
+            )
+        in_flight = _InFlight(name, threading.Thread(name=f"checkpoint {name}", daemon=True, target=lambda: None))
+
+        def publish() -> None:
+            try:
+                cast("Any", future).result()
+                self._publish(name, local, step, progress, best, started, blocked)
+            except BaseException as error:  # CheckpointException is one
+                in_flight.error = error
+
+        in_flight.thread = threading.Thread(name=f"checkpoint {name}", daemon=True, target=publish)
+        blocked = time.monotonic() - started
+        self._in_flight = in_flight
+        in_flight.thread.start()
+        if not self.asynchronous:
+            self.wait()
+        return name
+
+    def wait(self) -> None:
+        """Waits for the checkpoint in flight. Raises RuntimeError where it failed."""
+        if self._in_flight is None:
+            return
+        self._in_flight.thread.join()
+        finished, self._in_flight = self._in_flight, None
+        if finished.error is not None:
+            raise RuntimeError(f"checkpoint {finished.name} could not be written: {finished.error}") from finished.error
+
+    def _local_folder(self, name: str) -> Path:
+        if self.storage.local_path is not None:
+            return self.storage.local_path / FOLDER / name
+        return self.work_dir / FOLDER / name
+
+    def _publish(
+        self, name: str, local: Path, step: int, progress: dict[str, Any], best: bool, started: float, blocked: float
+    ) -> None:
+        folder = f"{FOLDER}/{name}"
+        mine = sorted(path for path in local.iterdir() if path.name.startswith(f"__{self.world.rank}_"))
+        if self.world.rank == 0:
+            (local / STATE).write_text(json.dumps(progress))
+            mine += [local / ".metadata", local / STATE]
+        for path in mine:
+            self.storage.upload(path, f"{folder}/{path.name}")
+        sizes = {path.name: path.stat().st_size for path in mine}
+        self.storage.write_text(f"{folder}/written.{self.world.rank}.json", json.dumps(sizes))
+        if self.world.rank == 0:
+            files = self._await_ranks(folder)
+            seconds = time.monotonic() - started
+            marker = {"step": step, "attempt": self.attempt, "world_size": self.world.size, "files": files}
+            self.storage.write_text(f"{folder}/{MARKER}", json.dumps(marker))
+            self.storage.write_text(LATEST, name)
+            if best:
+                self.storage.write_text(BEST, name)
+            prune(self.storage, self.keep, self.attempt)
+            self.on_published(Published(name, step, sum(files.values()), seconds, blocked))
+        if self.storage.local_path is None:
+            for path in mine:
+                path.unlink(missing_ok=True)
+
+    def _await_ranks(self, folder: str) -> dict[str, int]:
+        deadline = time.monotonic() + PUBLISH_TIMEOUT_SECONDS
+        waiting = set(range(self.world.size))
+        files: dict[str, int] = {}
+        while True:
+            for rank in sorted(waiting):
+                name = f"{folder}/written.{rank}.json"
+                if self.storage.exists(name):
+                    files |= json.loads(self.storage.read_text(name))
+                    waiting.discard(rank)
+            if not waiting:
+                return files
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"ranks {sorted(waiting)} did not write their files in {PUBLISH_TIMEOUT_SECONDS:.0f} s")
+            time.sleep(0.05 if self.storage.local_path is not None else 0.5)
+
+
+def complete_checkpoints(storage: Storage, warn: Callable[[str], None] = log.warning) -> list[str]:
+    """Names of the checkpoints that can be resumed from, oldest first. What cannot is named in a warning."""
+    by_name: dict[str, list[str]] = {}
+    for file in storage.list(FOLDER):
+        parts = file.split("/")
+        if len(parts) == 3 and _NAME.fullmatch(parts[1]):
+            by_name.setdefault(parts[1], []).append(parts[2])
+    good: list[tuple[int, str, str]] = []
+    for name, files in by_name.items():
+        problem = _problem(storage, name, files)
+        if problem is None:
+            written = json.loads(storage.read_text(f"{FOLDER}/{name}/{MARKER}"))
+            good.append((int(written["step"]), str(written["attempt"]), name))
+        else:
+            warn(f"checkpoint {storage.uri}/{FOLDER}/{name} is skipped: {problem}")
+    return [name for *_, name in sorted(good)]
+
+
+def _problem(storage: Storage, name: str, files: list[str]) -> str | None:
+    if MARKER not in files:
+        return f"it has no {MARKER} marker: the run ended while it was being written"
+    try:
+        marker = json.loads(storage.read_text(f"{FOLDER}/{name}/{MARKER}"))
+        expected = cast("dict[str, int]", marker["files"])
+    except (ValueError, KeyError) as error:
+        return f"its {MARKER} marker cannot be read ({error})"
+    for file, size in expected.items():
+        if file not in files:
+            return f"{file} is missing"
+        found = storage.size(f"{FOLDER}/{name}/{file}")
+        if found != size:
+            return f"{file} has {found} bytes instead of {size}: it is truncated"
+    return None
+
+
+def restore(storage: Storage, name: str, state: dict[str, Any], world: World, work_dir: Path) -> dict[str, Any]:
+    """Loads a checkpoint into `state` (see training_state), whatever the number of ranks that wrote it.
+
+    Random generators are restored only where the number of ranks is the same. Returns the saved progress.
+    """
+    marker = json.loads(storage.read_text(f"{FOLDER}/{name}/{MARKER}"))
+    folder = _local_copy(storage, name, marker["files"], world, work_dir)
+    same_world = marker["world_size"] == world.size
+    template = state if same_world else {key: value for key, value in state.items() if key != "rng"}
+    dcp.load(template, storage_reader=FileSystemReader(folder), process_group=world.checkpoint)
+    if same_world:
+        torch.set_rng_state(state["rng"][f"cpu.{world.rank}"])
+        if world.device.type == "cuda":
+            torch.cuda.set_rng_state(state["rng"][f"cuda.{world.rank}"].cpu())
+    progress = json.loads((folder / STATE).read_text())
+    dist.barrier(group=world.control)
+    if storage.local_path is None and world.local_rank == 0:
+        shutil.rmtree(folder)
+    return cast("dict[str, Any]", progress)
+
+
+def _local_copy(storage: Storage, name: str, files: dict[str, int], world: World, work_dir: Path) -> Path:
+    """The folder to read from. A remote checkpoint is fetched once per node, its files shared among the node's ranks."""
+    if storage.local_path is not None:
+        return storage.local_path / FOLDER / name
+    folder = work_dir / FOLDER / f"restore-{name}"
+    for index, file in enumerate(sorted(files)):
+        if index % world.local_size == world.local_rank:
+            storage.download(f"{FOLDER}/{name}/{file}", folder / file)
+    dist.barrier(group=world.control)
+    return folder
+
+
+def prune(storage: Storage, keep: int, attempt: str) -> None:
+    """Removes complete checkpoints beyond the newest `keep` (and the best), and what earlier attempts left half-written."""
+    names = sorted({file.split("/")[1] for file in storage.list(FOLDER) if file.count("/") == 2})
+    complete = complete_checkpoints(storage, warn=lambda _: None)
+    best = storage.read_text(BEST) if storage.exists(BEST) else None
+    kept = set(complete[-keep:]) | ({best} if best else set())
+    for name in names:
+        stale = name in complete and name not in kept
+        abandoned = name not in complete and not name.endswith(f".{attempt}")
+        if stale or abandoned:
+            # The marker goes first: a checkpoint that is half removed must not look complete.
+            storage.delete(f"{FOLDER}/{name}/{MARKER}")
+            storage.delete(f"{FOLDER}/{name}")

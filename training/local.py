@@ -1,0 +1,140 @@
+"""`finetune local`: the same job on this machine, with a local Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from training.errors import UsageError
+from training.job import JobSpec
+from training.storage import open_storage
+
+CPU_WORKERS = 2
+
+
+def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Starts Ray here, trains with one worker per GPU (two on a machine without), and returns the summary.
+
+    on_event: gets the loop's events (attempt, progress, evaluation, checkpoint, failure) as they come.
+    The first Ctrl-C asks for a checkpoint and a clean end; the second one ends at once.
+    """
+    run_uri = job.run.path or f"runs/{job.name}"
+    storage = open_storage(run_uri)
+    if storage.local_path is not None:
+        run_uri = str(storage.local_path.resolve())
+        _check_writable(storage.local_path)
+    with _ray(job) as ray_module, _stop_on_interrupt(run_uri), _events(job, on_event):
+        from training.ray_entry import run
+
+        return run(job, run_uri, num_workers=_num_workers(job, ray_module))
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"run.path {folder}: cannot be written to ({error.strerror}); set run.path to a folder that can") from None
+
+
+@contextlib.contextmanager
+def _ray(job: JobSpec) -> Iterator[Any]:
+    # A token file of another cluster must not decide whether this one wants tokens.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_REDIRECT", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Workers load torch and the model's code while they start: on two busy cores Ray's 60 s are not enough (2026-12).
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, _asked_workers(job) + 1),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        runtime_env={"env_vars": dict(job.runtime_env.env), **({"pip": list(job.runtime_env.pip)} if job.runtime_env.pip else {})},
+    )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _asked_workers(job: JobSpec) -> int:
+    return job.parallel.num_workers or CPU_WORKERS
+
+
+def _num_workers(job: JobSpec, ray_module: Any) -> int:
+    gpus = int(ray_module.cluster_resources().get("GPU", 0))
+    if not gpus:
+        return _asked_workers(job)
+    wanted = job.parallel.num_workers or gpus
+    if wanted > gpus:
+        raise UsageError(f"parallel.num_workers {wanted}: this machine has {gpus} GPUs; lower it, or submit to a stack")
+    return wanted
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt(run_uri: str) -> Iterator[None]:
+    from training.loop import STOP_FILE
+
+    def ask(_signal: int, _frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        open_storage(run_uri).write_text(STOP_FILE, "")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _events(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Follows the file that rank 0 writes its events to."""
+    from training.ray_entry import events_path
+
+    path = events_path(job.name)
+    path.unlink(missing_ok=True)
+    follower = _Follower(path, on_event)
+    follower.start()
+    try:
+        yield
+    finally:
+        follower.finish()
+
+
+class _Follower(threading.Thread):
+    def __init__(self, path: Path, on_event: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(name="events", daemon=True)
+        self.path = path
+        self.on_event = on_event
+        self._done = threading.Event()
+        self._offset = 0
+
+    def run(self) -> None:
+        while not self._done.wait(0.2):
+            self._read()
+        self._read()
+
+    def finish(self) -> None:
+        self._done.set()
+        self.join()
+
+    def _read(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open() as file:
+            file.seek(self._offset)
+            while (line := file.readline()).endswith("\n"):
+                self._offset = file.tell()
+                self.on_event(json.loads(line))

@@ -1,0 +1,654 @@
+"""The training function: fine-tunes a causal language model with FSDP2.
+
+Knows torch.distributed and nothing of Ray: it runs under Ray Train, under torchrun, or alone in one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import platform
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training import checkpoint as ckpt
+from training import planning
+from training.attention import layout_of
+from training.data.batch import Batch
+from training.data.pipeline import DataBundle
+from training.data.pipeline import build as build_data
+from training.errors import FinetuneError, JobStopped
+from training.export import export
+from training.job import JobSpec
+from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
+from training.model import CausalLM, init_weights, load_weights, num_parameters
+from training.optimizer import ShardedAdamW, gradient_norm
+from training.parallel import Sharding, World, begin_micro_batch, join_world, mesh_of, shard
+from training.samples import answer_prompts
+from training.schedule import learning_rate
+from training.sources import ModelSource, prepare_source
+from training.storage import Storage
+from training.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+STOP_FILE = "control/stop"
+STOP_POLL_SECONDS = 1.0
+PREEMPTION_POLL_SECONDS = 5.0
+
+
+@dataclass
+class Hooks:
+    """What the loop tells and asks the world around it."""
+
+    event: Callable[[dict[str, Any]], None] = lambda _: None
+    """Something a person may want to see at once: attempt, progress, checkpoint, evaluation. Called on rank 0."""
+    preempted: Callable[[], bool] = lambda: False
+    """True when nodes are about to be taken away: the loop writes a checkpoint and ends the attempt. All ranks call it
+    at the same step, every few seconds."""
+
+
+@dataclass
+class TrainResult:
+    """What one attempt came to; rank 0's copy goes into the run folder."""
+
+    attempt: str
+    steps: int
+    tokens: int
+    first_loss: float | None
+    last_loss: float | None
+    eval_loss: float | None
+    first_eval_loss: float | None
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu: float | None
+    mfu_reason: str | None
+    peak_memory_gib: float
+    resumed_from: str | None
+    checkpoint: str | None
+    world_size: int
+    nodes: int
+    device: str
+    parameters: int
+    sharding: dict[str, Any]
+    data: dict[str, Any]
+    versions: dict[str, str]
+    stopped: bool = False
+    checkpoint_blocked_seconds: float = 0.0
+
+
+class Preempted(FinetuneError):
+    """The node is being taken away; a checkpoint was written."""
+
+
+class NonFiniteLoss(FinetuneError):
+    """A loss or gradient is NaN or infinite, and the job's policy is to stop."""
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """What all ranks agreed on before a step."""
+
+    supervised_tokens: int
+    tokens: int
+    stop: bool
+    preempted: bool
+
+
+@dataclass(frozen=True)
+class _PendingStep:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    tokens: int
+    supervised_tokens: int
+    agreed: _Agreement
+    lengths: list[int]
+    batches: list[Batch]
+    loss: Tensor
+    grad_norm: Tensor
+    learning_rate: float
+    seconds: Callable[[], dict[str, float]]
+    eval_loss: float | None
+
+
+@dataclass
+class _Throughput:
+    """Tokens over time, without the steps that also compile, evaluate for the first time or warm caches."""
+
+    WARMUP_STEPS = 3
+
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    recent: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int, flops: float, seconds: float) -> None:
+        self.steps += 1
+        self.recent = [*self.recent[-19:], seconds]
+        if self.steps > self.WARMUP_STEPS:
+            self.tokens += tokens
+            self.flops += flops
+            self.seconds += seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def seconds_left(self, steps: int) -> float:
+        ordered = sorted(self.recent)
+        return steps * ordered[len(ordered) // 2] if ordered else 0.0
+
+
+@dataclass
+class _Progress:
+    """Where the loop stands: what a checkpoint saves besides tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    first_loss: float | None = None
+    first_eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def train(
+    job: JobSpec,
+    storage: Storage,
+    work_dir: Path,
+    hooks: Hooks | None = None,
+    attempt: str | None = None,
+    world: World | None = None,
+) -> TrainResult:
+    """Trains a job to its last step and exports the model.
+
+    storage: the run folder. work_dir: scratch space of this node. Every rank calls it with the same arguments.
+
+    Raises JobStopped when asked to stop (after a checkpoint), Preempted on a preemption notice (likewise), UsageError or
+    DataError for what the job file asks wrongly, NonFiniteLoss where the policy is to stop.
+    """
+    hooks = hooks or Hooks()
+    world = world or join_world()
+    torch.manual_seed(job.seed)
+    if job.deterministic:
+        torch.use_deterministic_algorithms(True)
+    attempt = attempt or new_attempt(storage, world)
+    trainer = _Trainer(job, storage, work_dir, hooks, world, attempt)
+    try:
+        return trainer.run()
+    finally:
+        trainer.close()
+
+
+def new_attempt(storage: Storage, world: World) -> str:
+    """An identifier for this attempt, agreed on by all ranks: its number and a few random digits, never used before."""
+    shared: list[str] = [""]
+    if world.rank == 0:
+        number = len(storage.list("attempts"))
+        shared = [f"{number:03d}-{uuid.uuid4().hex[:6]}"]
+    dist.broadcast_object_list(shared, src=0, group=world.control)
+    return shared[0]
+
+
+class _Trainer:
+    def __init__(
+        self, job: JobSpec, storage: Storage, work_dir: Path, hooks: Hooks, world: World, attempt: str
+    ) -> None:
+        self.job = job
+        self.storage = storage
+        self.work_dir = work_dir
+        self.hooks = hooks
+        self.world = world
+        self.attempt = attempt
+        self.progress = _Progress()
+        self.stop_requested = False
+        self._last_stop_poll = 0.0
+        self._last_preemption_poll = time.monotonic()
+        self.watchdog = Watchdog(job.resilience.step_timeout_seconds, self._report_hang)
+        self.log: MetricsLog | None = None
+        self.checkpoint_seconds = 0.0
+        self.published: str | None = None
+        self.last_loss: float | None = None
+        self.last_eval_loss: float | None = None
+        self.throughput = _Throughput()
+        self._last_progress_event = 0.0
+
+    # Set-up
+
+    def run(self) -> TrainResult:
+        self._trap_signals()
+        self.source = prepare_source(self.job, self.storage, self.world, self.work_dir)
+        self.data = self._build_data(self.source)
+        self.total_steps = self._total_steps(self.data)
+        self.model, self.sharding = self._build_model(self.source)
+        config = self.source.config
+        # The embedding is a look-up; as the output layer it is a matrix product, tied or not.
+        matmul_parameters = num_parameters(self.model) - (0 if self.model.tied else config.vocab_size * config.hidden_size)
+        self.shape = (matmul_parameters, config.num_hidden_layers, config.hidden_size)
+        self.optimizer = ShardedAdamW(self.model.hf.named_parameters(), self.job.optimizer)
+        self.checkpointer = ckpt.Checkpointer(
+            self.storage,
+            self.world,
+            attempt=self.attempt,
+            keep=self.job.checkpoint.keep,
+            asynchronous=self.job.checkpoint.asynchronous,
+            work_dir=self.work_dir,
+            on_published=self._on_published,
+        )
+        resumed_from = self._resume()
+        self._record_attempt(resumed_from)
+        if self.world.rank == 0:
+            step = self.progress.step if resumed_from else None
+            self.log = MetricsLog(self.storage, self.work_dir, step)
+        self.watchdog.start()
+        self._loop()
+        return self._finish(resumed_from)
+
+    def _build_data(self, source: ModelSource) -> DataBundle:
+        return build_data(
+            self.job.data,
+            source.tokenizer,
+            seed=self.job.seed,
+            tokens_per_batch=self.job.batch.micro_batch_tokens,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            work_dir=self.work_dir / "data",
+            vocab_size=source.config.vocab_size,
+        )
+
+    def _total_steps(self, data: DataBundle) -> int:
+        if self.job.steps is not None:
+            return self.job.steps
+        assert self.job.epochs is not None
+        packs_per_step = self.world.size * self.job.batch.accumulation
+        return math.ceil(data.num_packs(self.job.epochs) / packs_per_step)
+
+    def _build_model(self, source: ModelSource) -> tuple[CausalLM, Sharding]:
+        model = CausalLM(source.config)
+        sharding = planning.choose_sharding(self.job, model, self.world)
+        self.mesh = mesh_of(self.world, sharding.scheme)
+        shard(model, self.job, self.world, sharding, self.mesh)
+        model.to_empty(device=self.world.device)
+        if source.weights is None:
+            init_weights(model, self.job.seed)
+        else:
+            load_weights(model, source.weights)
+        model.train()
+        return model, sharding
+
+    def _resume(self) -> str | None:
+        if not self.job.run.resume:
+            return None
+        shared: list[str | None] = [None]
+        if self.world.rank == 0:
+            complete = ckpt.complete_checkpoints(self.storage, warn=self._warn)
+            shared = [complete[-1] if complete else None]
+        dist.broadcast_object_list(shared, src=0, group=self.world.control)
+        name = shared[0]
+        if name is None:
+            return None
+        state = ckpt.training_state(self.model, self.optimizer, self.world)
+        progress = ckpt.restore(self.storage, name, state, self.world, self.work_dir)
+        self.progress = _Progress(**progress)
+        self.data.train_loader.load_state_dict(self.progress.data)
+        self.published = name
+        return name
+
+    def _record_attempt(self, resumed_from: str | None) -> None:
+        record = {
+            "attempt": self.attempt,
+            "resumed_from": resumed_from,
+            "step": self.progress.step,
+            "world_size": self.world.size,
+            "nodes": self.world.num_nodes,
+            "time": time.time(),
+        }
+        if self.world.rank == 0:
+            self.storage.write_text(f"attempts/{self.attempt}.json", json.dumps(record))
+            self.hooks.event({"event": "attempt", **record, "steps": self.total_steps})
+
+    # The loop
+
+    def _loop(self) -> None:
+        shard_group = self._shard_group()
+        timer = PartTimer(self.world.device)
+        pending: _PendingStep | None = None
+        if self.progress.step == 0:
+            self._evaluate(step=0)
+        while self.progress.step < self.total_steps:
+            step = self.progress.step
+            self.watchdog.mark(step, "data")
+            timer.start()
+            batches = [next(self.data.train_loader) for _ in range(self.job.batch.accumulation)]
+            agreed = self._agree(batches)
+            timer.end("data")
+
+            self.watchdog.mark(step, "forward and backward")
+            loss = self._forward_backward(batches, agreed.supervised_tokens, timer)
+
+            self.watchdog.mark(step, "optimizer")
+            grad_norm = gradient_norm(self.optimizer.parameters.values(), shard_group)
+            rate = learning_rate(self.job.schedule, self.job.optimizer.learning_rate, step, self.total_steps)
+            self.optimizer.step(rate, grad_norm)
+            self.optimizer.zero_grad()
+            timer.end("optimizer")
+
+            self.progress.step = step + 1
+            self.progress.tokens += agreed.tokens
+            self.progress.supervised_tokens += agreed.supervised_tokens
+            self.progress.data = self.data.train_loader.state_dict()
+            last = self.progress.step == self.total_steps
+            eval_loss = self._evaluate(self.progress.step) if self._due(self.job.evaluation.every, last) else None
+            timer.end("evaluation")
+            self._save_if_due(last, agreed, eval_loss)
+            timer.end("checkpoint")
+
+            if pending is not None:
+                self._account(pending)
+            pending = _PendingStep(
+                step=self.progress.step,
+                tokens=self.progress.tokens,
+                supervised_tokens=self.progress.supervised_tokens,
+                agreed=agreed,
+                lengths=[length for batch in batches for length in document_lengths(batch)],
+                batches=batches,
+                loss=loss,
+                grad_norm=grad_norm,
+                learning_rate=rate,
+                seconds=timer.take(),
+                eval_loss=eval_loss,
+            )
+            if self.world.device.type == "cpu" or last or agreed.stop or agreed.preempted:
+                self._account(pending)
+                pending = None
+            if agreed.stop and not last:
+                self.checkpointer.wait()
+                raise JobStopped(f"stopped on request after step {self.progress.step} of {self.total_steps}")
+            if agreed.preempted and not last:
+                self.checkpointer.wait()
+                raise Preempted(f"preempted: checkpoint {self.published} was written at step {self.progress.step}")
+        self.checkpointer.wait()
+
+    def _forward_backward(self, batches: list[Batch], supervised_tokens: int, timer: PartTimer) -> Tensor:
+        """Gradients of the mean loss over all supervised tokens of the step. Returns that loss, summed over ranks."""
+        total = torch.zeros((), device=self.world.device)
+        for index, batch in enumerate(batches):
+            begin_micro_batch(self.model, self.sharding, last=index == len(batches) - 1)
+            layout = layout_of(batch, self.job.data.max_length, self.world.device)
+            loss = self.model(batch.to(self.world.device), layout) / max(supervised_tokens, 1)
+            timer.end("forward")
+            loss.backward()
+            timer.end("backward")
+            total += loss.detach()
+        dist.all_reduce(total)
+        return total
+
+    def _agree(self, batches: list[Batch]) -> _Agreement:
+        """What the ranks must know of each other before a step: one small all-reduce on the host."""
+        mine = torch.tensor(
+            [
+                sum(batch.num_supervised for batch in batches),
+                sum(batch.num_tokens for batch in batches),
+                int(self._stop_asked()),
+                int(self._preemption_poll_due()),
+            ],
+            dtype=torch.int64,
+        )
+        if self.world.size > 1:
+            dist.all_reduce(mine, group=self.world.control)
+        supervised, tokens, stop, poll = mine.tolist()
+        return _Agreement(supervised, tokens, bool(stop), bool(poll) and self.hooks.preempted())
+
+    @torch.no_grad()
+    def _evaluate(self, step: int) -> float | None:
+        """Held-out loss per supervised token, over all ranks; None where nothing is held out."""
+        if self.data.validation is None:
+            return None
+        self.watchdog.mark(step, "evaluation")
+        self.model.eval()
+        totals = torch.zeros(2, dtype=torch.float64)
+        for batch in itertools.islice(self.data.validation, self.job.evaluation.max_batches):
+            layout = layout_of(batch, self.job.data.max_length, self.world.device)
+            totals[0] += float(self.model(batch.to(self.world.device), layout))
+            totals[1] += batch.num_supervised
+        self.model.train()
+        dist.all_reduce(totals, group=self.world.control)
+        loss = float(totals[0] / totals[1])
+        if self.progress.first_eval_loss is None:
+            self.progress.first_eval_loss = loss
+        if step == 0 and self.log is not None:
+            self.log.write(StepRecord(0, 0, 0, None, 0.0, None, 0.0, {}, memory(self.world.device), self.attempt, loss))
+        self.last_eval_loss = loss
+        self._event({"event": "evaluation", "step": step, "eval_loss": loss})
+        return loss
+
+    def _save_if_due(self, last: bool, agreed: _Agreement, eval_loss: float | None) -> None:
+        best = eval_loss is not None and (
+            self.progress.best_eval_loss is None or eval_loss < self.progress.best_eval_loss
+        )
+        if best:
+            self.progress.best_eval_loss = eval_loss
+        if not (self._due(self.job.checkpoint.every, last) or agreed.stop or agreed.preempted):
+            return
+        self.watchdog.mark(self.progress.step, "checkpoint")
+        started = time.monotonic()
+        state = ckpt.training_state(self.model, self.optimizer, self.world)
+        self.checkpointer.save(state, self.progress.step, dict(self.progress.__dict__), best)
+        self.checkpoint_seconds += time.monotonic() - started
+
+    def _due(self, every: int, last: bool) -> bool:
+        return last or self.progress.step % every == 0
+
+    # Reporting
+
+    def _account(self, pending: _PendingStep) -> None:
+        """Reads a step's numbers off the device and writes its line. On CUDA it is called one step late and never waits."""
+        loss, grad_norm = float(pending.loss), float(pending.grad_norm)
+        skipped = None
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            skipped = self._non_finite(pending, loss, grad_norm)
+        elif self.progress.first_loss is None:
+            self.progress.first_loss = loss
+        self.last_loss = loss
+        seconds = pending.seconds()
+        duration = sum(seconds.values())
+        training_seconds = duration - seconds["checkpoint"] - seconds["evaluation"]
+        flops = self.world.size * flops_per_step(*self.shape, pending.lengths)
+        self.throughput.add(pending.agreed.tokens, flops, training_seconds)
+        if self.log is None:
+            return
+        record = StepRecord(
+            step=pending.step,
+            tokens=pending.tokens,
+            supervised_tokens=pending.supervised_tokens,
+            loss=loss if math.isfinite(loss) else None,
+            learning_rate=pending.learning_rate,
+            grad_norm=grad_norm if math.isfinite(grad_norm) else None,
+            tokens_per_second=pending.agreed.tokens / training_seconds,
+            seconds=seconds,
+            memory=memory(self.world.device),
+            attempt=self.attempt,
+            eval_loss=pending.eval_loss,
+            skipped=skipped,
+        )
+        self.log.write(record)
+        self._progress_event(record)
+
+    def _non_finite(self, pending: _PendingStep, loss: float, grad_norm: float) -> str:
+        """The optimizer has left everything untouched; say where it came from, and stop where that is the policy."""
+        documents = [text for batch in pending.batches for text in self._document_beginnings(batch)]
+        mine = {"rank": self.world.rank, "host": socket.gethostname(), "documents": documents[:5]}
+        everyone: list[Any] = [None] * self.world.size
+        dist.all_gather_object(everyone, mine, group=self.world.control)
+        where = "; ".join(f"rank {item['rank']} ({item['host']}): {', '.join(item['documents'])}" for item in everyone)
+        what = f"step {pending.step}: loss {loss}, gradient norm {grad_norm}. The batch: {where}"
+        self._event({"event": "non_finite", "step": pending.step, "what": what})
+        if self.job.resilience.non_finite == "stop":
+            raise NonFiniteLoss(
+                f"{what}. The update was not applied. Lower optimizer.learning_rate, look at these documents, or set "
+                "resilience.non_finite: skip to go on without such steps"
+            )
+        return "non_finite"
+
+    def _document_beginnings(self, batch: Batch) -> list[str]:
+        """The first words of each document of a batch: enough to find it in the data."""
+        starts = batch.cu_seqlens.tolist()[: batch.num_documents]
+        return [repr(self.source.tokenizer.decode(batch.input_ids[start : start + 16].tolist())) for start in starts]
+
+    def _progress_event(self, record: StepRecord) -> None:
+        now = time.monotonic()
+        if now - self._last_progress_event < 1.0 and record.step != self.total_steps:
+            return
+        self._last_progress_event = now
+        memory_gib = record.memory.get("peak_gib", record.memory.get("rss_gib"))
+        self._event(
+            {
+                "event": "progress",
+                "step": record.step,
+                "steps": self.total_steps,
+                "loss": record.loss,
+                "eval_loss": self.last_eval_loss,
+                "tokens_per_second": round(record.tokens_per_second, 1),
+                "seconds_left": round(self.throughput.seconds_left(self.total_steps - record.step), 1),
+                "memory_gib": None if memory_gib is None else round(memory_gib, 2),
+            }
+        )
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if self.world.rank == 0:
+            self.hooks.event(event)
+
+    def _on_published(self, published: ckpt.Published) -> None:
+        self.published = published.name
+        line = {"event": "checkpoint", **published.__dict__}
+        self.hooks.event(line)
+
+    def _warn(self, text: str) -> None:
+        log.warning(text)
+        self.hooks.event({"event": "warning", "text": text})
+
+    def _report_hang(self, step: int, phase: str, stack: str) -> None:
+        report = {"rank": self.world.rank, "host": socket.gethostname(), "step": step, "phase": phase, "stack": stack}
+        self.storage.write_text(f"hangs/{self.attempt}/rank-{self.world.rank}.json", json.dumps(report))
+        self.hooks.event({"event": "hang", **report})
+
+    # Control
+
+    def _trap_signals(self) -> None:
+        """SIGTERM and SIGINT ask for a clean end: a checkpoint, then JobStopped."""
+
+        def ask(_signal: int, _frame: Any) -> None:
+            self.stop_requested = True
+
+        try:
+            signal.signal(signal.SIGTERM, ask)
+            signal.signal(signal.SIGINT, ask)
+        except ValueError:
+            pass  # not the main thread (Ray Train's): the stop file is the way there
+
+    def _stop_asked(self) -> bool:
+        now = time.monotonic()
+        if self.world.rank == 0 and not self.stop_requested and now - self._last_stop_poll > STOP_POLL_SECONDS:
+            self._last_stop_poll = now
+            self.stop_requested = self.storage.exists(STOP_FILE)
+        return self.stop_requested
+
+    def _preemption_poll_due(self) -> bool:
+        now = time.monotonic()
+        if self.world.rank != 0 or now - self._last_preemption_poll < PREEMPTION_POLL_SECONDS:
+            return False
+        self._last_preemption_poll = now
+        return True
+
+    def _shard_group(self) -> dist.ProcessGroup | None:
+        if self.world.size == 1:
+            return None
+        return self.mesh.get_group("shard")
+
+    # The end
+
+    def _finish(self, resumed_from: str | None) -> TrainResult:
+        self.watchdog.stop()
+        dtype = torch.bfloat16 if self.world.device.type == "cuda" else torch.float32
+        export(self.model, self.source.tokenizer, self.storage, self.world, self.work_dir, dtype)
+        self._answer_prompts()
+        peak, mfu_reason = peak_flops(self.world.device)
+        throughput = self.throughput
+        mfu = throughput.flops / throughput.seconds / (peak * self.world.size) if peak and throughput.seconds else None
+        peak_memory = memory(self.world.device)
+        result = TrainResult(
+            attempt=self.attempt,
+            steps=self.progress.step,
+            tokens=self.progress.tokens,
+            first_loss=self.progress.first_loss,
+            last_loss=self.last_loss,
+            eval_loss=self.last_eval_loss,
+            first_eval_loss=self.progress.first_eval_loss,
+            tokens_per_second=throughput.tokens_per_second,
+            tokens_per_second_per_gpu=throughput.tokens_per_second / self.world.size,
+            mfu=mfu,
+            mfu_reason=mfu_reason if mfu is None else None,
+            peak_memory_gib=peak_memory.get("peak_gib", peak_memory.get("rss_gib", 0.0)),
+            resumed_from=resumed_from,
+            checkpoint=self.published,
+            world_size=self.world.size,
+            nodes=self.world.num_nodes,
+            device=device_name(self.world.device),
+            parameters=num_parameters(self.model),
+            sharding=dict(self.sharding.__dict__),
+            data=self.data.report.model_dump(mode="json"),
+            versions=versions(),
+            checkpoint_blocked_seconds=self.checkpoint_seconds,
+        )
+        if self.world.rank == 0:
+            self.storage.write_text(f"attempts/{self.attempt}.result.json", json.dumps(result.__dict__))
+        return result
+
+    def _answer_prompts(self) -> None:
+        """The export is proven by using it: loaded back, it answers the job's prompts."""
+        evaluation = self.job.evaluation
+        if self.world.rank == 0 and evaluation.prompts:
+            samples = answer_prompts(
+                self.storage, evaluation.prompts, self.work_dir, self.world.device, evaluation.max_new_tokens
+            )
+            self.hooks.event({"event": "samples", "samples": samples})
+        dist.barrier(group=self.world.control)
+
+    def close(self) -> None:
+        self.watchdog.stop()
+        if self.log is not None:
+            self.log.close()
+
+
+def document_lengths(batch: Batch) -> list[int]:
+    """Lengths of the documents of a batch, without the padding behind them."""
+    borders = batch.cu_seqlens.tolist()[: batch.num_documents + 1]
+    return [after - before for before, after in zip(borders, borders[1:], strict=False)]
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+
+
+def versions() -> dict[str, str]:
+    import transformers
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    if torch.cuda.is_available():
+        found["cuda"] = str(torch.version.cuda)
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return found

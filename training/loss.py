@@ -1,0 +1,79 @@
+"""Linear layer and cross entropy in one operation, in chunks, so that the logits of all tokens are never held.
+
+The gradients are made in the forward pass (they are the only thing that needs the logits), so backward only scales
+them. Called inside the forward of the FSDP root, where the output weight is gathered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORE = -100
+
+# Tokens per chunk. 4,096 x 151,936 logits in bf16 are 1.2 GiB; smaller chunks cost 12-15 ms per 16,384 tokens on an
+# H200 (measured 2026-12-01), larger ones gain nothing.
+CHUNK_TOKENS = 4096
+
+
+class _ChunkedLinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
+        needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        total = hidden.new_zeros((), dtype=torch.float32)
+        grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
+        # The sum over chunks is kept in float32: in bf16 the contributions of rare tokens would round away.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        for start in range(0, hidden.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            loss, grad_logits = _chunk(hidden[rows] @ weight.t(), targets[rows])
+            total += loss
+            if grad_hidden is not None:
+                torch.mm(grad_logits, weight, out=grad_hidden[rows])
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ hidden[rows]
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.weight_dtype = weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad_output,) = grad_outputs
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return (
+            None if grad_hidden is None else grad_hidden * grad_output.to(grad_hidden.dtype),
+            None if grad_weight is None else (grad_weight * grad_output).to(ctx.weight_dtype),
+            None,
+            None,
+        )
+
+
+def _chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed loss of one chunk (float32 scalar) and its gradient with respect to the logits (dtype of the logits)."""
+    supervised = targets != IGNORE
+    safe_targets = targets.masked_fill(~supervised, 0)
+    logits32 = logits.float()
+    log_normalizer = torch.logsumexp(logits32, dim=-1)
+    target_logits = logits32.gather(-1, safe_targets[:, None]).squeeze(-1)
+    loss = ((log_normalizer - target_logits) * supervised).sum()
+    probabilities = torch.exp(logits32 - log_normalizer[:, None])
+    probabilities.scatter_add_(-1, safe_targets[:, None], probabilities.new_full((), -1.0).expand_as(safe_targets[:, None]))
+    probabilities *= supervised[:, None]
+    return loss, probabilities.to(logits.dtype)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
+    """Summed cross entropy of `hidden @ weight.T` against `targets`, over the tokens whose target is not -100.
+
+    hidden [tokens, hidden_size] · weight [vocab, hidden_size] · targets [tokens] int64. Returns a float32 scalar.
+    """
+    return _ChunkedLinearCrossEntropy.apply(hidden, weight, targets, chunk_tokens)  # pyright: ignore[reportReturnType]
+
+
+def reference_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The same by plain PyTorch with all logits held: what tests compare with."""
+    logits = (hidden @ weight.t()).float()
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")

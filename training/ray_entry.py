@@ -1,0 +1,242 @@
+"""Runs the training function under Ray Train: in the cluster as the entry point of a Ray job, and on a laptop.
+
+The driver starts the worker group, and at the end, however it came, leaves summary.json, transport.json and
+report.html in the run folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from training.errors import ExitStatus, FinetuneError, JobStopped, UsageError
+from training.job import JobSpec, job_from_yaml
+from training.storage import Storage, open_storage
+
+EVENT_PREFIX = "@finetune "
+FAILURES = "failures"
+# While a lost node is being replaced, the worker group cannot start: Ray's 60 s would end such a start (2026-12).
+GROUP_START_TIMEOUT_SECONDS = "600"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What every worker gets besides the job."""
+
+    run_uri: str
+    launch_id: str
+    """Names this start of the driver: a failure that cannot be cured by a restart is recorded under it."""
+
+
+def emit(event: dict[str, Any]) -> None:
+    """One line that the follower of the driver's log understands. Ray forwards a worker's output to the driver."""
+    print(EVENT_PREFIX + json.dumps(event), flush=True)  # noqa: T201
+
+
+# The worker
+
+
+def worker(config: dict[str, Any]) -> None:
+    """The function each rank runs. Trains, and leaves its evidence and its failure behind."""
+    from training.evidence import Evidence
+    from training.loop import Hooks, new_attempt, train
+    from training.parallel import join_world
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    job = job_from_yaml(config["job"])
+    launch = Launch(**config["launch"])
+    storage = open_storage(launch.run_uri)
+    if storage.exists(_final_failure(launch)):
+        return  # an earlier attempt of this launch failed in a way that trying again cannot cure
+    world = join_world()
+    work_dir = scratch_folder(job.name)
+    attempt = new_attempt(storage, world)
+    evidence = Evidence(storage, work_dir, world, attempt)
+    try:
+        evidence.publish_ranks()
+        hooks = Hooks(event=_events_to(events_path(job.name)), preempted=_preempted)
+        train(job, storage, work_dir, hooks, attempt, world)
+    except JobStopped as stopped:
+        if world.rank == 0:
+            storage.write_text(_final_failure(launch), json.dumps({"status": int(stopped.status), "message": str(stopped)}))
+    except Exception as error:
+        _record_failure(storage, launch, attempt, world.rank, error)
+        if isinstance(error, UsageError):
+            return  # every rank finds the same mistake; a restart would find it again
+        raise
+    finally:
+        evidence.collect()
+
+
+def _events_to(path: Path) -> Callable[[dict[str, Any]], None]:
+    """Events go to the log, which a follower far away reads, and to a file, which `finetune local` reads."""
+
+    def event(event: dict[str, Any]) -> None:
+        emit(event)
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    return event
+
+
+def _preempted() -> bool:
+    import ray.train
+
+    return ray.train.get_preemption_info() is not None
+
+
+def _record_failure(storage: Storage, launch: Launch, attempt: str, rank: int, error: Exception) -> None:
+    import socket
+
+    failure = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": traceback.format_exc(),
+        "attempt": attempt,
+        "launch": launch.launch_id,
+    }
+    storage.write_text(f"{FAILURES}/{attempt}/rank-{rank}.json", json.dumps(failure))
+    emit({"event": "failure", "rank": rank, "host": failure["host"], "error": f"{failure['type']}: {failure['message']}"})
+    if isinstance(error, UsageError) and rank == 0:
+        storage.write_text(_final_failure(launch), json.dumps({"status": int(error.status), "message": str(error)}))
+
+
+def _final_failure(launch: Launch) -> str:
+    return f"control/final-{launch.launch_id}.json"
+
+
+def scratch_folder(name: str) -> Path:
+    """Scratch space of this node, kept between attempts, so that downloads and tokenized data are found again."""
+    folder = Path(os.environ.get("FINETUNE_SCRATCH", tempfile.gettempdir())) / "finetune" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def events_path(name: str) -> Path:
+    return scratch_folder(name) / "events.jsonl"
+
+
+# The driver
+
+
+def run(job: JobSpec, run_uri: str, *, num_workers: int, target: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Trains a job on the Ray cluster this process is connected to, and returns the summary (also in summary.json).
+
+    target: the stack's outputs as a dictionary, where there is a stack. Never raises for a job that fails: the summary
+    says so, with `exit_status`.
+    """
+    from training.summary import conclude
+
+    storage = open_storage(run_uri)
+    launch = Launch(run_uri, uuid.uuid4().hex[:12])
+    storage.delete("control/stop")
+    storage.write_text("job.yaml", job.dump_yaml())
+    started = time.time()
+    error = _fit(job, launch, num_workers)
+    outcome = _outcome(storage, launch, error)
+    summary = conclude(job, storage, outcome, started=started, target=target)
+    emit({"event": "end", "status": summary["status"], "exit_status": summary["exit_status"]})
+    return summary
+
+
+def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", GROUP_START_TIMEOUT_SECONDS)
+    use_gpu = ray.cluster_resources().get("GPU", 0) > 0 and not _cpu_asked(job)
+    elastic = job.parallel.min_workers
+    trainer = TorchTrainer(
+        worker,
+        train_loop_config={"job": job.dump_yaml(), "launch": launch.__dict__},
+        scaling_config=ScalingConfig(
+            num_workers=num_workers if elastic is None else (elastic, num_workers),
+            use_gpu=use_gpu,
+            resources_per_worker=None if use_gpu else {"CPU": 1},
+            placement_strategy="PACK" if use_gpu else "SPREAD",
+        ),
+        # Gloo beside NCCL: checkpoints and host-side agreements go over the CPU.
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo"),
+        run_config=RunConfig(
+            # A name of its own, or Ray would go on with an earlier run: resuming is the loop's, by its own checkpoints.
+            name=f"{job.name}-{launch.launch_id}",
+            storage_path=str(scratch_folder(job.name) / "ray"),
+            failure_config=FailureConfig(max_failures=job.resilience.max_failures),
+        ),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        return error
+    return None
+
+
+def _cpu_asked(job: JobSpec) -> bool:
+    return job.runtime_env.env.get("CUDA_VISIBLE_DEVICES") == ""
+
+
+def _outcome(storage: Storage, launch: Launch, error: Exception | None) -> dict[str, Any]:
+    """Status and message of a launch: a final failure or stop, else the earliest failure of the last attempt."""
+    if storage.exists(_final_failure(launch)):
+        final = json.loads(storage.read_text(_final_failure(launch)))
+        status = ExitStatus(final["status"])
+        return {"status": "stopped" if status == ExitStatus.JOB_STOPPED else "failed", "exit_status": int(status), "error": {"message": final["message"]}}
+    if error is None:
+        return {"status": "succeeded", "exit_status": int(ExitStatus.SUCCEEDED), "error": None}
+    return {
+        "status": "failed",
+        "exit_status": int(ExitStatus.JOB_FAILED),
+        "error": first_failure(storage, launch.launch_id) or {"message": str(error)},
+    }
+
+
+def first_failure(storage: Storage, launch_id: str) -> dict[str, Any] | None:
+    """The failure that came first in the last failed attempt: the others are mostly peers that lost their connection."""
+    failures = [json.loads(storage.read_text(name)) for name in storage.list(FAILURES)]
+    failures = [failure for failure in failures if failure["launch"] == launch_id]
+    if not failures:
+        return None
+    last_attempt = max(failure["attempt"] for failure in failures)
+    return min((f for f in failures if f["attempt"] == last_attempt), key=lambda failure: cast("float", failure["time"]))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training.ray_entry", description=__doc__)
+    parser.add_argument("--job", required=True, type=Path, help="resolved job file")
+    parser.add_argument("--run", required=True, help="run folder: a path all nodes share, or s3://BUCKET/PREFIX")
+    parser.add_argument("--num-workers", required=True, type=int)
+    parser.add_argument("--target", type=Path, help="stack outputs as JSON")
+    options = parser.parse_args(arguments)
+    import ray
+
+    ray.init(address="auto", log_to_driver=True, logging_level=logging.WARNING)
+    try:
+        job = job_from_yaml(options.job.read_text(), str(options.job))
+        target = json.loads(options.target.read_text()) if options.target else None
+        summary = run(job, options.run, num_workers=options.num_workers, target=target)
+    except FinetuneError as error:
+        emit({"event": "end", "status": "failed", "exit_status": int(error.status), "error": str(error)})
+        return int(error.status)
+    return int(summary["exit_status"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

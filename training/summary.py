@@ -1,0 +1,136 @@
+"""The end of a job: summary.json, transport.json and report.html, whatever the end was."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from training.errors import ExitStatus
+from training.evidence import FOLDER as EVIDENCE_FOLDER
+from training.evidence import merge_counters
+from training.job import JobSpec
+from training.storage import Storage
+from training.transport.verdict import Require, TransportReport, exit_status, judge
+
+NAME = "summary.json"
+
+
+def conclude(
+    job: JobSpec, storage: Storage, outcome: dict[str, Any], *, started: float, target: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Judges the transport, writes the three files and returns the summary.
+
+    outcome: status, exit_status and error of the launch. target: the stack's outputs, where there is a stack.
+    """
+    from training.report import write_report
+
+    attempts = _attempts(storage, started)
+    result = _last_result(storage, attempts)
+    transport = _judge(job, storage, attempts, result, target)
+    status = ExitStatus(outcome["exit_status"])
+    if status == ExitStatus.SUCCEEDED and transport is not None:
+        status = ExitStatus(exit_status(transport, transport.required))
+    wall_seconds = time.time() - started
+    summary = {
+        "name": job.name,
+        "status": outcome["status"],
+        "exit_status": int(status),
+        "steps": result.get("steps", _last_step(storage)),
+        "tokens": result.get("tokens", 0),
+        "first_loss": result.get("first_loss"),
+        "last_loss": result.get("last_loss"),
+        "first_eval_loss": result.get("first_eval_loss"),
+        "eval_loss": result.get("eval_loss"),
+        "tokens_per_second": result.get("tokens_per_second"),
+        "tokens_per_second_per_gpu": result.get("tokens_per_second_per_gpu"),
+        "mfu": result.get("mfu"),
+        "mfu_reason": result.get("mfu_reason"),
+        "peak_memory_gib": result.get("peak_memory_gib"),
+        "wall_seconds": round(wall_seconds, 1),
+        "restarts": max(len(attempts) - 1, 0),
+        "resumed_from": attempts[0]["resumed_from"] if attempts else None,
+        "world_size": attempts[-1]["world_size"] if attempts else None,
+        "nodes": attempts[-1]["nodes"] if attempts else None,
+        "device": result.get("device"),
+        "parameters": result.get("parameters"),
+        "sharding": result.get("sharding"),
+        "transport": {"verdict": transport.verdict, "reason": transport.reason}
+        if transport is not None
+        else {"verdict": "unknown", "reason": "no attempt started"},
+        "cost_usd": _cost(target, wall_seconds),
+        "checkpoint": result.get("checkpoint") or _latest_checkpoint(storage),
+        "checkpoint_blocked_seconds": result.get("checkpoint_blocked_seconds"),
+        "run": storage.uri,
+        "data": result.get("data"),
+        "error": outcome["error"],
+        "versions": result.get("versions", {}) | _ray_version(),
+    }
+    storage.write_text(NAME, json.dumps(summary, indent=1))
+    write_report(storage)
+    return summary
+
+
+def _attempts(storage: Storage, started: float) -> list[dict[str, Any]]:
+    """The attempts of this launch, in order."""
+    names = [name for name in storage.list("attempts") if not name.endswith(".result.json")]
+    attempts = [json.loads(storage.read_text(name)) for name in names]
+    # A worker's clock may be behind the driver's by a little.
+    return sorted((a for a in attempts if a["time"] >= started - 60), key=lambda attempt: cast("float", attempt["time"]))
+
+
+def _last_result(storage: Storage, attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    if not attempts:
+        return {}
+    name = f"attempts/{attempts[-1]['attempt']}.result.json"
+    return json.loads(storage.read_text(name)) if storage.exists(name) else {}
+
+
+def _judge(
+    job: JobSpec,
+    storage: Storage,
+    attempts: list[dict[str, Any]],
+    result: dict[str, Any],
+    target: dict[str, Any] | None,
+) -> TransportReport | None:
+    """The verdict on the last attempt, the one the result came from."""
+    if not attempts:
+        return None
+    attempt = str(attempts[-1]["attempt"])
+    required = cast("Require", job.transport.require or (target or {}).get("required_transport") or "any")
+    with tempfile.TemporaryDirectory() as folder:
+        merge_counters(storage, attempt, result.get("expected_bytes", {}), Path(folder) / "merged")
+        local = Path(folder) / attempt
+        for name in storage.list(f"{EVIDENCE_FOLDER}/{attempt}"):
+            storage.download(name, local / Path(name).name)
+        local.mkdir(exist_ok=True)
+        report = judge(local, require=required, gpudirect_required=bool((target or {}).get("gpudirect", False)))
+    storage.write_text("transport.json", report.model_dump_json(indent=1))
+    return report
+
+
+def _last_step(storage: Storage) -> int:
+    if not storage.exists("metrics.jsonl"):
+        return 0
+    lines = storage.read_text("metrics.jsonl").splitlines()
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def _latest_checkpoint(storage: Storage) -> str | None:
+    from training.checkpoint import LATEST
+
+    return storage.read_text(LATEST) if storage.exists(LATEST) else None
+
+
+def _cost(target: dict[str, Any] | None, seconds: float) -> float | None:
+    """The job's share of the stack's price: the whole stack for as long as the job took."""
+    hourly = (target or {}).get("hourly_usd")
+    return None if hourly is None else round(float(hourly) * seconds / 3600, 4)
+
+
+def _ray_version() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"ray": version("ray")}
