@@ -1,0 +1,5 @@
+"""Entry point of ``pulumi up``."""
+
+from infra.program import program
+
+program()
