@@ -271,17 +271,15 @@ class _Judgement:
             )
 
     def _incomplete_communicators(self) -> Iterator[str]:
-        """A communicator whose ranks did not all log it: a log of another attempt, or one that lost lines."""
+        """Communicators that not all of their ranks logged."""
         for identity, members in self._communicators().items():
-            sizes = {size for size, _ in members}
-            size = max(sizes)
-            present = {rank for _, rank in members}
-            if len(sizes) > 1 or len(present) < size:
-                absent = sorted(set(range(size)) - present)
-                yield (
-                    f"communicator {' '.join(identity)} has {_join(sorted(sizes))} ranks, but no log shows "
-                    f"its rank {_join(absent)}"
-                )
+            for size in sorted({size for size, _ in members}):
+                absent = sorted(set(range(size)) - {rank for of_size, rank in members if of_size == size})
+                if absent:
+                    yield (
+                        f"communicator {' '.join(identity)} has {size} ranks, but no log shows its rank "
+                        f"{_join(absent)}: logs of another attempt, or lost lines"
+                    )
 
     def _unmatched_channels(self) -> Iterator[str]:
         """Both ends of a connection print it, so a line without its counterpart means that one is lost."""
