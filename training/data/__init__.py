@@ -1,1 +1,2 @@
-"""Text to packed batches: sources, formats and masks, the tokenization cache, packing, the resumable loader."""
+"""Text to packed batches: sources, formats and masks, the tokenization cache, packing, the resumable
+loader."""

@@ -14,18 +14,19 @@ IGNORE = -100
 class Batch:
     """Documents laid end to end in one row of a fixed number of tokens T.
 
-    Padding is a document of its own with nothing to learn. `labels` are already shifted: `labels[i]` is the
-    token that position i must predict, and the last position of every document is -100, so that nothing that
-    reads them needs to know where a document ends.
+    `labels` are already shifted: `labels[i]` is the token that position i must predict, and the last position of
+    every document is -100, so that nothing that reads them needs to know where a document ends. Nothing of the
+    padding is learnt: with packing it stands behind the documents as documents of its own, without packing every
+    document is as long as its slot and padded at its end, where causal attention never sees it.
 
     input_ids     int64 [T]
     labels        int64 [T], -100 where nothing is learnt
     position_ids  int64 [T], from 0 in every document
     cu_seqlens    int32 [D + 1], the documents' borders, from 0 to T
-    max_seqlen    longest document, padding included
+    max_seqlen    longest document, padding included; never more than the job's max_length
     num_supervised  labels that are not -100
     num_tokens    tokens that are not padding
-    num_documents documents that are not padding
+    num_documents documents that are not padding; they are the row's first ones
     """
 
     input_ids: Tensor

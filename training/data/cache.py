@@ -1,8 +1,8 @@
 """The tokenization cache: one folder per content, tokenizer and format, written once per node.
 
-An entry holds every document of a shard uncut, so that max_length and the policies can change without tokenizing
-again. Its key is made of what decides its content: the shard's bytes, the tokenizer, the template, the mask and
-the format. Two sources with equal files share one entry.
+An entry holds every document of a shard uncut, so that max_length and the policies can change without
+tokenizing again. Its key is made of what decides its content: the shard's bytes, the tokenizer, the template,
+the mask and the format. Two sources with equal files share one entry.
 """
 
 import hashlib
@@ -37,7 +37,8 @@ from training.data.report import EXAMPLES_PER_REASON, BadRow
 from training.data.sources import Shard
 from training.data.tokenizer import tokenizer_fingerprint
 
-# Part of every key: a change of how rows become tokens must change it, or old entries would be taken for new ones.
+# Part of every key: a change of how rows become tokens must change it, or old entries would be taken for new
+# ones.
 _LAYOUT = 1
 _ROWS_PER_BATCH = 512
 
@@ -49,11 +50,12 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "learnt": np.int32,
     "groups": np.uint64,
 }
+_PER_TOKEN = ("tokens", "supervised")  # mapped from the disk; the others are small and read whole
 
 
 @dataclass(frozen=True)
 class TokenShard:
-    """The documents of one shard, mapped from the disk.
+    """The documents of one shard.
 
     tokens      uint32 [T]
     supervised  bool [T]
@@ -100,7 +102,8 @@ class TokenCache:
         self.tokenizer_key = _digest(tokenizer_fingerprint(tokenizer), template or "", mask)
 
     def get(self, shard: Shard, spec: SourceSpec, *, max_rows: int | None = None) -> TokenShard:
-        """The documents of a shard, tokenized now if no process of this node has done so. Raises DataError."""
+        """The documents of a shard, tokenized now if no process of this node has done so. Raises
+        DataError."""
         key = _digest(
             _LAYOUT, shard.key(), self.tokenizer_key, spec.format, sorted(spec.fields.items()), max_rows
         )
@@ -240,7 +243,10 @@ class _Writer:
 
 def _load(folder: Path, name: str, key: str, from_cache: bool) -> TokenShard:
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    arrays: dict[str, Any] = {array: _mapped(folder / f"{array}.bin", _ARRAYS[array]) for array in _ARRAYS}
+    arrays: dict[str, Any] = {
+        array: (_mapped if array in _PER_TOKEN else np.fromfile)(folder / f"{array}.bin", dtype)
+        for array, dtype in _ARRAYS.items()
+    }
     return TokenShard(
         name=name,
         key=key,
@@ -248,7 +254,7 @@ def _load(folder: Path, name: str, key: str, from_cache: bool) -> TokenShard:
         rows_read=meta["rows_read"],
         rejected=meta["rejected"],
         # An entry is shared by files of equal content: the name is the one that this source gives it.
-        examples=[BadRow(**{**row, "file": name}) for row in meta["examples"]],
+        examples=[BadRow.model_validate({**row, "file": name}) for row in meta["examples"]],
         from_cache=from_cache,
         **arrays,
     )

@@ -1,9 +1,9 @@
 """Examples to token ids, and which of the ids are learnt.
 
-A template with `{% generation %}` markers says itself what the assistant generates. For one without (Qwen2.5's),
-the span of a turn is found by rendering: the conversation up to the turn, with the prompt for an answer, and
-the conversation up to its end must both be prefixes of the whole. Where they are not, the template rewrites
-earlier turns, and a guess would put the loss on the wrong tokens: that is an error.
+A template with `{% generation %}` markers says itself what the assistant generates. For one without
+(Qwen2.5's), the span of a turn is found by rendering: the conversation up to the turn, with the prompt for an
+answer, and the conversation up to its end must both be prefixes of the whole. Where they are not, the
+template rewrites earlier turns, and a guess would put the loss on the wrong tokens: that is an error.
 """
 
 import re
@@ -63,7 +63,8 @@ def resolve_template(tokenizer: PreTrainedTokenizerFast, override: str | None) -
     if override is None:
         return None
     raise DataError(
-        f"chat_template chatml needs {' and '.join(missing)} as single tokens, which this tokenizer does not have"
+        f"chat_template chatml needs {' and '.join(missing)} as single tokens, which this tokenizer does "
+        "not have"
     )
 
 
@@ -113,8 +114,9 @@ class Encoder:
         if self._template is None:
             raise DataError(
                 "the data holds conversations, but the tokenizer has no chat template and lacks the tokens "
-                f"{TURN_START} and {TURN_END} for ChatML: set data.chat_template to a Jinja file that suits the "
-                "model, use the tokenizer of the instruction-tuned model, or train on plain text (format: text)"
+                f"{TURN_START} and {TURN_END} for ChatML: set data.chat_template to a Jinja file that suits "
+                "the model, use the tokenizer of the instruction-tuned model, or train on plain text "
+                "(format: text)"
             )
         if self._mask == "all":
             text, _ = self._apply(conversation.messages, conversation)
@@ -152,8 +154,8 @@ class Encoder:
         answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if len(answers) != len(spans):
             raise DataError(
-                f"mask completion: the chat template marks {len(spans)} generated parts for {len(answers)} assistant "
-                "turns, so the last turn's cannot be told apart; use mask: assistant"
+                f"mask completion: the chat template marks {len(spans)} generated parts for {len(answers)} "
+                "assistant turns, so the last turn's cannot be told apart; use mask: assistant"
             )
         return [
             span for turn, span in zip(answers, spans, strict=True) if turn >= conversation.completion_from
@@ -223,8 +225,8 @@ def _prefix_message(text: str, prefix: str, turn: int) -> str:
         (i for i, (a, b) in enumerate(zip(text, prefix, strict=False)) if a != b), min(len(text), len(prefix))
     )
     return (
-        f"the chat template renders a conversation differently once it goes on (message {turn}, character {same}: "
-        f"{text[same : same + 40]!r} in the whole, {prefix[same : same + 40]!r} in the part), so the assistant's "
-        "tokens cannot be found in it. Set data.chat_template to a template with {% generation %} markers, or use "
-        "mask: completion or mask: all."
+        f"the chat template renders a conversation differently once it goes on (message {turn}, character "
+        f"{same}: {text[same : same + 40]!r} in the whole, {prefix[same : same + 40]!r} in the part), so "
+        "the assistant's tokens cannot be found in it. Set data.chat_template to a template with {% "
+        "generation %} markers, or use mask: completion or mask: all."
     )

@@ -24,8 +24,9 @@ _DATA_SUFFIX = re.compile(r"\.(jsonl|json|csv|parquet)(\.gz)?$", re.IGNORECASE)
 
 
 def source_kind(source: str) -> Kind:
-    """Where a source string points. A path wins over a hub id only by its look (`./`, `/`, `~`, a data suffix,
-    or no `owner/name` form), never by what happens to lie on the disk: the cluster reads the same job file."""
+    """Where a source string points. A path wins over a hub id only by its look (`./`, `/`, `~`, a data
+    suffix, or no `owner/name` form), never by what happens to lie on the disk: the cluster reads the same job
+    file."""
     if source in ("python-docs", "random"):
         return source
     if source.startswith("s3://"):
@@ -50,8 +51,9 @@ class SourceSpec(BaseModel):
 
     source: str = Field(
         min_length=1,
-        description="A file (.jsonl .json .csv .parquet, jsonl/json/csv also .gz), a folder of these, a saved "
-        "Hugging Face data set, `hf://owner/name` or `owner/name`, `s3://bucket/prefix`, `python-docs` or `random`.",
+        description="A file (.jsonl .json .csv .parquet, jsonl/json/csv also .gz), a folder of these, a "
+        "saved Hugging Face data set, `hf://owner/name` or `owner/name`, `s3://bucket/prefix`, "
+        "`python-docs` or `random`.",
     )
     format: Format = Field(
         default="auto", description="How a row is laid out; auto reads it off the columns."
@@ -79,7 +81,8 @@ class SourceSpec(BaseModel):
         for name in ("revision", "subset"):
             if getattr(self, name) is not None and kind != "hub":
                 raise ValueError(
-                    f"{name} is only for a data set of the hub (hf://owner/name); source {self.source!r} is {kind}"
+                    f"{name} is only for a data set of the hub (hf://owner/name); source {self.source!r} is "
+                    f"{kind}"
                 )
         if self.split is not None and kind not in ("hub", "local"):
             raise ValueError(
@@ -133,7 +136,8 @@ class ValidationSpec(BaseModel):
 
 
 class DataSpec(BaseModel):
-    """What to train on. Either `source` (with format, fields, subset, split, revision, limit) or `mixture`."""
+    """What to train on. Either `source` (with format, fields, subset, split, revision, limit) or
+    `mixture`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -153,14 +157,14 @@ class DataSpec(BaseModel):
     )
     mask: Mask = Field(
         default="auto",
-        description="Which tokens are learnt: every assistant turn, the last one only (completion), or all. "
-        "auto: assistant for conversations, all for plain text.",
+        description="Which tokens are learnt: every assistant turn, the last one only (completion), or "
+        "all. auto: assistant for conversations, all for plain text.",
     )
     on_bad_row: RowPolicy = "skip"
     too_long: LongPolicy | None = Field(
         default=None,
-        description="Documents over max_length: skip, stop, truncate, or split (plain text only). "
-        "Left out: as on_bad_row.",
+        description="Documents over max_length: skip, stop, truncate, or split (plain text only). Left "
+        "out: as on_bad_row.",
     )
     chat_template: str | None = Field(
         default=None,
@@ -212,8 +216,8 @@ class DataSpec(BaseModel):
             )
         if self.streaming and self.validation is not None and self.validation.source is None:
             raise ValueError(
-                "streaming cannot hold out a fraction or count, since it never sees all documents before training: "
-                "give validation.source"
+                "streaming cannot hold out a fraction or count, since it never sees all documents before "
+                "training: give validation.source"
             )
         return self
 

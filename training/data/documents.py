@@ -84,7 +84,7 @@ def shard_documents(
                 shard,
                 lost,
                 report,
-                lambda d: f"no token of an answer within the first {max_length} (max_length)",
+                lambda _: f"no token of an answer within the first {max_length} (max_length)",
             )
             report.rows_truncated += len(long) - len(lost)
             keep = learnt > 0
@@ -135,11 +135,12 @@ def _reject(
 
 
 def _split(shard: TokenShard, max_length: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Every document as pieces of at most max_length that overlap by one token, so that each token is predicted."""
+    """Every document as pieces of at most max_length that overlap by one token, so that each token is
+    predicted."""
     if shard.format != "text":
         raise DataError(
-            f"too_long: split cuts a document into several, which only format text survives; {shard.name} holds "
-            f"{shard.format}. Use too_long: truncate or skip."
+            f"too_long: split cuts a document into several, which only format text survives; {shard.name} "
+            f"holds {shard.format}. Use too_long: truncate or skip."
         )
     full = np.diff(shard.offsets)
     pieces = np.maximum(1, -(-(full - 1) // (max_length - 1)))
@@ -154,23 +155,24 @@ def _split(shard: TokenShard, max_length: int) -> tuple[IntArray, IntArray, IntA
 class RowLayout:
     """How documents are laid into a row.
 
-    tokens    tokens of a row
-    slot      tokens of a document's own slot when packing is off, else None
-    pad       token id of the padding
+    tokens      tokens of a row
+    max_length  no document is longer, padding included; without packing, the length of every slot
+    packing     several documents to a row, as many as fit; else one to a slot
+    pad         token id of the padding
     """
 
     tokens: int
-    slot: int | None
+    max_length: int
+    packing: bool
     pad: int
 
     def group(self, lengths: IntArray, order: IntArray) -> Packing:
         """Documents (taken in `order`) grouped into rows."""
-        if self.slot is None:
-            packing = best_fit_decreasing(lengths[order], self.tokens)
-            return Packing(order[packing.documents], packing.offsets)
-        per_row = self.tokens // self.slot
-        offsets = np.append(np.arange(0, len(order), per_row), len(order)).astype(np.int64)
-        return Packing(order, offsets)
+        if self.packing:
+            packed = best_fit_decreasing(lengths[order], self.tokens)
+            return Packing(order[packed.documents], packed.offsets)
+        slots = self.tokens // self.max_length
+        return Packing(order, np.append(np.arange(0, len(order), slots), len(order)).astype(np.int64))
 
     def batch(self, documents: Documents, pack: IntArray) -> Batch:
         """The row of one pack."""
@@ -180,27 +182,22 @@ class RowLayout:
         used = 0
         for document in pack.tolist():
             shard = documents.shards[documents.shard[document]]
-            start, length = int(documents.start[document]), int(documents.length[document])
-            ids = shard.tokens[start : start + length]
-            here = borders[-1]
+            start, length, here = int(documents.start[document]), int(documents.length[document]), borders[-1]
+            ids = shard.tokens[start : start + length].astype(np.int64)
+            learnt = shard.supervised[start + 1 : start + length]
             input_ids[here : here + length] = ids
-            labels[here : here + length - 1] = np.where(
-                shard.supervised[start + 1 : start + length], ids[1:].astype(np.int64), IGNORE
-            )
-            borders.append(here + length)
+            labels[here : here + length - 1] = np.where(learnt, ids[1:], IGNORE)
+            borders.append(here + (length if self.packing else self.max_length))
             used += length
-            if self.slot is not None and length < self.slot:
-                borders.append(here + self.slot)
-        if borders[-1] < self.tokens:
-            borders.append(self.tokens)
+        while borders[-1] < self.tokens:
+            borders.append(min(borders[-1] + self.max_length, self.tokens))
         cu_seqlens = np.array(borders, np.int32)
         sizes = np.diff(cu_seqlens)
+        position_ids = np.arange(self.tokens) - np.repeat(cu_seqlens[:-1].astype(np.int64), sizes)
         return Batch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),
-            position_ids=torch.from_numpy(
-                np.arange(self.tokens) - np.repeat(cu_seqlens[:-1].astype(np.int64), sizes)
-            ),
+            position_ids=torch.from_numpy(position_ids),
             cu_seqlens=torch.from_numpy(cu_seqlens),
             max_seqlen=int(sizes.max()),
             num_supervised=int((labels != IGNORE).sum()),

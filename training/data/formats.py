@@ -232,17 +232,17 @@ def _refuse(value: object, where: str) -> NoReturn:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "null"
     names = {
-        bool: "true/false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "an object",
+        "NoneType": "null",
+        "bool": "true/false",
+        "int": "a number",
+        "float": "a number",
+        "str": "text",
+        "list": "a list",
+        "dict": "an object",
     }
-    return names.get(type(value), type(value).__name__)
+    found = type(value).__name__
+    return names.get(found, found)
 
 
 def expected_columns() -> str:

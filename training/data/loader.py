@@ -13,7 +13,8 @@ _STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class OrderIdentity:
-    """What the global order of packs is a function of; a saved position means nothing when one of these changed."""
+    """What the global order of packs is a function of; a saved position means nothing when one of these
+    changed."""
 
     content: str
     tokenizer: str
@@ -25,9 +26,9 @@ class PackedLoader:
     """Endless iterator of this rank's micro-batches.
 
     The packs of all epochs form one sequence, a function of the content, the seed and the settings alone.
-    Micro-step m of a run with world size W takes packs [m * W, (m + 1) * W), rank r the r-th of them, so every
-    rank gets the same number of batches and what an epoch leaves over opens the next one. The state is the
-    position in that sequence, the same on every rank, and holds at any other world size.
+    Micro-step m of a run with world size W takes packs [m * W, (m + 1) * W), rank r the r-th of them, so
+    every rank gets the same number of batches and what an epoch leaves over opens the next one. The state is
+    the position in that sequence, the same on every rank, and holds at any other world size.
     """
 
     def __init__(self, stream: PackStream, identity: OrderIdentity, *, rank: int, world_size: int):
@@ -71,18 +72,19 @@ class PackedLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a cursor. Raises DataError that names what changed when the order is no longer the same."""
+        """Continue from a cursor. Raises DataError that names what changed when the order is no longer the
+        same."""
         if state.get("version") != _STATE_VERSION:
             raise DataError(
-                f"the saved data position has version {state.get('version')!r}, this program reads {_STATE_VERSION}; "
-                "resume with the version that wrote the checkpoint"
+                f"the saved data position has version {state.get('version')!r}, this program reads "
+                f"{_STATE_VERSION}; resume with the version that wrote the checkpoint"
             )
         changed = self._changes(state)
         if changed:
             raise DataError(
-                "the saved data position does not fit this job, because the order of the documents depends on what "
-                f"changed: {'; '.join(changed)}. Resume with the same data section, seed and files, or start a new "
-                "run from the checkpoint's weights."
+                "the saved data position does not fit this job, because the order of the documents depends "
+                f"on what changed: {'; '.join(changed)}. Resume with the same data section, seed and files, "
+                "or start a new run from the checkpoint's weights."
             )
         self._packs = int(state["packs"])
         self._stream.seek(state["cursor"])
@@ -97,7 +99,9 @@ class PackedLoader:
         if state["seed"] != now.seed:
             changed.append(f"seed (was {state['seed']}, now {now.seed})")
         saved: dict[str, Any] = state["settings"]
-        for name in sorted(saved.keys() | now.settings.keys()):
-            if saved.get(name) != now.settings.get(name):
-                changed.append(f"{name} (was {saved.get(name)!r}, now {now.settings.get(name)!r})")
+        changed += [
+            f"{name} (was {saved.get(name)!r}, now {now.settings.get(name)!r})"
+            for name in sorted(saved.keys() | now.settings.keys())
+            if saved.get(name) != now.settings.get(name)
+        ]
         return changed

@@ -43,8 +43,8 @@ class Packing:
 def best_fit_decreasing(lengths: IntArray, capacity: int) -> Packing:
     """Pack documents of the given lengths into rows of `capacity` tokens.
 
-    Longest first, each into the fullest row that still has room; equal lengths keep their order, so the result
-    depends on the arguments alone. Raises ValueError for a length outside 1..capacity.
+    Longest first, each into the fullest row that still has room; equal lengths keep their order, so the
+    result depends on the arguments alone. Raises ValueError for a length outside 1..capacity.
     """
     count = len(lengths)
     if count == 0:
@@ -81,7 +81,8 @@ class _Rows:
         while done < total:
             fitting = self._spaces >> length
             space = length + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
-            # The tightest row stays the tightest after it takes one, so it is filled before the next is begun.
+            # The tightest row stays the tightest after it takes one, so it is filled before the next is
+            # begun.
             per_row = space // length
             wanted = (total - done) // per_row
             if wanted:

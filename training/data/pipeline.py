@@ -41,7 +41,8 @@ class Validation:
         return -(-self.packing.num_packs // self.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """This rank's batches, from the start. Ranks without a row of their own at the end get one of padding."""
+        """This rank's batches, from the start. Ranks without a row of their own at the end get one of
+        padding."""
         for step in range(self.num_batches):
             pack = step * self.world_size + self.rank
             chosen = self.packing.pack(pack) if pack < self.packing.num_packs else np.zeros(0, np.int64)
@@ -66,7 +67,8 @@ class DataBundle:
         """Micro-batches, over all ranks, of the first `epochs` passes. Raises DataError when streaming."""
         if self._prepared is None:
             raise DataError(
-                "the length of an epoch is not known while streaming: give the job `steps` instead of `epochs`"
+                "the length of an epoch is not known while streaming: give the job `steps` instead of "
+                "`epochs`"
             )
         return sum(self._prepared.plan(epoch).num_packs for epoch in range(epochs))
 
@@ -82,7 +84,8 @@ def build(
     work_dir: Path,
     vocab_size: int | None = None,
 ) -> DataBundle:
-    """Read, tokenize (once per node, cached under work_dir) and pack. Every rank calls it with the same arguments.
+    """Read, tokenize (once per node, cached under work_dir) and pack. Every rank calls it with the same
+    arguments.
 
     tokens_per_batch: tokens of one micro-batch of one rank.
     work_dir: a local folder that the processes of a node share; kept between runs, it saves tokenizing again.
@@ -130,19 +133,20 @@ def build(
 def _layout(spec: DataSpec, tokenizer: PreTrainedTokenizerFast | None, tokens: int) -> RowLayout:
     if spec.max_length > tokens:
         raise DataError(
-            f"max_length {spec.max_length:,} is longer than a micro-batch of {tokens:,} tokens per GPU: a document could "
-            "not fit. Lower data.max_length or raise the batch's tokens."
+            f"max_length {spec.max_length:,} is longer than a micro-batch of {tokens:,} tokens per GPU: a "
+            "document could not fit. Lower data.max_length or raise the batch's tokens."
         )
     if not spec.packing and tokens % spec.max_length:
         raise DataError(
-            f"without packing a micro-batch is made of slots of max_length: {tokens:,} tokens are not a multiple of "
-            f"{spec.max_length:,}. Use {tokens // spec.max_length * spec.max_length:,} tokens, or packing: true."
+            f"without packing a micro-batch is made of slots of max_length: {tokens:,} tokens are not a "
+            f"multiple of {spec.max_length:,}. Use {tokens // spec.max_length * spec.max_length:,} tokens, "
+            "or packing: true."
         )
     pad = 0
     if tokenizer is not None:
         known = [tokenizer.pad_token_id, tokenizer.eos_token_id]
         pad = next((token for token in known if isinstance(token, int)), 0)
-    return RowLayout(tokens, None if spec.packing else spec.max_length, pad)
+    return RowLayout(tokens, spec.max_length, spec.packing, pad)
 
 
 @dataclass(frozen=True)
@@ -348,6 +352,6 @@ def _finish_report(
     )
     if plan.num_packs < world_size:
         report.warnings.append(
-            f"an epoch is {plan.num_packs:,} rows of {layout.tokens:,} tokens, fewer than the {world_size} ranks: a single "
-            "step repeats documents; use fewer tokens per batch, fewer ranks or more data"
+            f"an epoch is {plan.num_packs:,} rows of {layout.tokens:,} tokens, fewer than the {world_size} "
+            "ranks: a single step repeats documents; use fewer tokens per batch, fewer ranks or more data"
         )

@@ -1,8 +1,9 @@
 """The built-in source: questions and answers from the documentation that every Python carries.
 
-Two bodies of text, read at run time: the language reference that `help()` shows (`pydoc_data.topics`), cut into
-sections and entries, and the docstrings of standard modules. The pairs depend on the Python version alone.
-Pairs from one section, or of one docstring, share a group, so that a held-out split never sees half of one.
+Two bodies of text, read at run time: the language reference that `help()` shows (`pydoc_data.topics`), cut
+into sections and entries, and the docstrings of standard modules. The pairs depend on the Python version
+alone. Pairs from one section, or of one docstring, share a group, so that a held-out split never sees half of
+one.
 """
 
 import importlib
@@ -15,16 +16,16 @@ from functools import cache
 from training.data.formats import Conversation, exchange
 
 # Modules that import quickly and without side effects on every platform.
-_MODULES = (
-    "argparse array ast asyncio base64 bisect builtins calendar cmath collections collections.abc "
-    "concurrent.futures configparser contextlib copy csv dataclasses datetime decimal difflib dis email.message "
-    "enum fnmatch fractions functools glob graphlib gzip hashlib heapq hmac html http.client inspect io ipaddress "
-    "itertools json keyword linecache locale logging math mimetypes numbers operator os os.path pathlib pickle "
-    "platform pprint queue random re sched secrets selectors shelve shlex shutil signal socket stat "
-    "statistics string struct subprocess sys tarfile tempfile textwrap threading time timeit tokenize traceback "
-    "types typing unicodedata unittest unittest.mock urllib.parse urllib.request uuid warnings weakref "
-    "xml.etree.ElementTree zipfile zlib"
-).split()
+_MODULES = """
+    argparse array ast asyncio base64 bisect builtins calendar cmath collections collections.abc
+    concurrent.futures configparser contextlib copy csv dataclasses datetime decimal difflib dis
+    email.message enum fnmatch fractions functools glob graphlib gzip hashlib heapq hmac html http.client
+    inspect io ipaddress itertools json keyword linecache locale logging math mimetypes numbers operator os
+    os.path pathlib pickle platform pprint queue random re sched secrets selectors shelve shlex shutil
+    signal socket stat statistics string struct subprocess sys tarfile tempfile textwrap threading time
+    timeit tokenize traceback types typing unicodedata unittest unittest.mock urllib.parse urllib.request
+    uuid warnings weakref xml.etree.ElementTree zipfile zlib
+""".split()  # noqa: SIM905 - a list of ninety lines otherwise
 
 _HEADING = re.compile(r"(?m)^(?P<title>\S.*)\n(?P<rule>[*=\-~^\"])(?P=rule){2,}$")
 _CODE = re.compile(r'"([^"\n]{1,40})"')

@@ -1,4 +1,5 @@
-"""Files and data sets to rows, each with the line it stands on. A row that cannot be read is a row with an error."""
+"""Files and data sets to rows, each with the line it stands on. A row that cannot be read is a row with an
+error."""
 
 import csv
 import gzip
@@ -7,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,7 +53,7 @@ def read_file(path: Path, name: str) -> Iterator[Row]:
 
 
 def _open(path: Path, name: str) -> IO[bytes]:
-    return gzip.open(path, "rb") if name.lower().endswith(".gz") else path.open("rb")
+    return cast("IO[bytes]", gzip.open(path, "rb")) if name.lower().endswith(".gz") else path.open("rb")
 
 
 def _starts_with_bracket(path: Path, name: str) -> bool:
@@ -103,8 +104,9 @@ def _json_array(stream: IO[bytes], name: str) -> Iterator[Row]:
             value, place = decoder.raw_decode(text, place)
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{name}:{error.lineno}: not valid JSON ({error.msg}, column {error.colno}), so no row after it can be "
-                "read. Mend the file, or store one object per line (.jsonl), where a bad row is only one row."
+                f"{name}:{error.lineno}: not valid JSON ({error.msg}, column {error.colno}), so no row "
+                "after it can be read. Mend the file, or store one object per line (.jsonl), where a bad "
+                "row is only one row."
             ) from error
         yield Row(line, value)
 
@@ -167,7 +169,7 @@ def _arrow_row(batch: Any) -> Any:
         return RowError("invalid UTF-8", f"byte 0x{error.object[error.start]:02x} in {error.object[:20]!r}")
 
 
-# ---------------------------------------------------------------------------------------- Hugging Face data sets
+# Hugging Face data sets
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -189,7 +191,7 @@ def load_saved_dataset(folder: Path, split: str | None) -> Any:
         wanted = split or "train"
         if wanted not in saved:
             raise DataError(
-                f"saved data set {str(folder)!r} has no split {wanted!r}; it has: {', '.join(saved)}"
+                f"saved data set {str(folder)!r} has no split {wanted!r}; it has: {', '.join(map(str, saved))}"
             )
         return saved[wanted]
     if split is not None:
@@ -213,21 +215,23 @@ def hub_revision(name: str, revision: str | None) -> str:
         commit = HfApi().dataset_info(name, revision=revision).sha
     except RepositoryNotFoundError as error:
         raise DataError(
-            f"the hub has no data set {name!r}, or it is private or gated and no token (HF_TOKEN) that may read it is set"
+            f"the hub has no data set {name!r}, or it is private or gated and no token (HF_TOKEN) that may "
+            "read it is set"
         ) from error
     except RevisionNotFoundError as error:
         raise DataError(f"data set {name!r} has no revision {revision!r}") from error
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         raise DataError(
-            f"the hub could not be asked for data set {name!r}: {error}. Pin revision to a full commit "
-            "(40 hex digits) to need no question."
+            f"the hub could not be asked for data set {name!r}: {error}. Pin revision to a full commit (40 "
+            "hex digits) to need no question."
         ) from error
     assert commit is not None
     return commit
 
 
 def load_hub_dataset(name: str, subset: str | None, split: str, revision: str) -> Any:
-    """Download a hub data set (or take it from the local cache). No code from the hub is run. Raises DataError."""
+    """Download a hub data set (or take it from the local cache). No code from the hub is run. Raises
+    DataError."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 

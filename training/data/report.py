@@ -89,7 +89,8 @@ class DataReport(BaseModel):
         if self.packs_per_epoch is not None and self.packing_efficiency is not None:
             lines.append(
                 f"training: {self.train_documents:,} documents in {self.packs_per_epoch:,} rows, "
-                f"{self.packing_efficiency:.1%} of them filled; held out: {self.validation_documents:,} documents"
+                f"{self.packing_efficiency:.1%} of them filled; held out: {self.validation_documents:,} "
+                "documents"
             )
         lines += [f"warning: {warning}" for warning in self.warnings]
         return lines

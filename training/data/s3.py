@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +62,9 @@ def list_objects(uri: str) -> list[S3Object]:
 
 
 @contextmanager
-def download(found: S3Object, folder: Path) -> Iterator[Path]:
-    """The object as a local file while the context lasts. Raises DataError when it changed since the listing."""
+def download(found: S3Object, folder: Path) -> Generator[Path]:
+    """The object as a local file while the context lasts. Raises DataError when it changed since the
+    listing."""
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(f"{found.uri} {found.etag}".encode()).hexdigest()
     path = folder / f"{name}.{os.getpid()}"
@@ -87,8 +88,10 @@ def _message(uri: str, error: ClientError | BotoCoreError) -> str:
         code = str(error.response.get("Error", {}).get("Code", ""))
         advice = {
             "NoSuchBucket": "the bucket does not exist; check its name and the endpoint",
-            "AccessDenied": "access denied; the role needs s3:ListBucket on the bucket and s3:GetObject on its objects",
-            "403": "access denied; the role needs s3:ListBucket on the bucket and s3:GetObject on its objects",
+            "AccessDenied": "access denied; the role needs s3:ListBucket on the bucket and s3:GetObject on "
+            "its objects",
+            "403": "access denied; the role needs s3:ListBucket on the bucket and s3:GetObject on its "
+            "objects",
             "404": "the object does not exist any more",
             "NoSuchKey": "the object does not exist any more",
         }.get(code)

@@ -1,4 +1,5 @@
-"""Seeded permutations that never change with a library's version: a resumed run must find the order it left."""
+"""Seeded permutations that never change with a library's version: a resumed run must find the order it
+left."""
 
 import numpy as np
 import numpy.typing as npt

@@ -161,8 +161,8 @@ def _hub(spec: SourceSpec, work_dir: Path) -> Resolved:
     name = hub_id(spec.source)
     if not spec.source.startswith("hf://") and Path(spec.source).exists():
         raise DataError(
-            f"source {spec.source!r} is a folder here and could be a data set of the hub: "
-            f"write ./{spec.source} or hf://{spec.source}"
+            f"source {spec.source!r} is a folder here and could be a data set of the hub: write "
+            f"./{spec.source} or hf://{spec.source}"
         )
     revision = readers.hub_revision(name, spec.revision)
     split = spec.split or "train"

@@ -1,8 +1,9 @@
 """The global order of packs: one sequence for all ranks, and a cursor in it.
 
 PreparedPacks knows every document beforehand: an epoch is packed as a whole. StreamedPacks tokenizes shard by
-shard while training goes on, and packs block by block. In both, the order is a function of the content, the seed
-and the settings alone, and no document is ever left out: an epoch's last, partly filled rows are rows like others.
+shard while training goes on, and packs block by block. In both, the order is a function of the content, the
+seed and the settings alone, and no document is ever left out: an epoch's last, partly filled rows are rows
+like others.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,9 +46,9 @@ class PackStream(Protocol):
 class PreparedPacks:
     """Epochs over documents that are all known.
 
-    sources: the documents of each source with its weight. In an epoch the source with the most tokens per weight
-    is seen once, and every other one as often as its weight asks for; what that leaves of a pass is not dropped
-    but opens the source's part of the next epoch.
+    sources: the documents of each source with its weight. In an epoch the source with the most tokens per
+    weight is seen once, and every other one as often as its weight asks for; what that leaves of a pass is
+    not dropped but opens the source's part of the next epoch.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PreparedPacks:
     def _packed(self, epoch: int) -> Packing:
         order = np.concatenate([self._drawn(source, epoch) for source in range(len(self._sizes))])
         if not self._shuffle:
-            # Equal documents of a mixture's passes included, the order of the files is kept as far as packing can.
+            # The order of the files is kept as far as packing can.
             packing = self._layout.group(self.documents.length, order)
             first = np.minimum.reduceat(_places(order, packing.documents), packing.offsets[:-1])
             return packing.reordered(np.argsort(first, kind="stable"))
@@ -130,14 +131,13 @@ def _documents_per_epoch(sources: Sequence[tuple[Documents, float]]) -> list[int
     ]
 
 
-# ------------------------------------------------------------------------------------------------------ streaming
-
 _ROWS_PER_BLOCK = 256  # packed together; at 16k tokens 4M tokens, where best-fit fills over 99 % of a row
 
 
 @dataclass(frozen=True)
 class StreamSource:
-    """A source whose shards are opened when their turn comes: `open_shard(i)` gives the documents of shard i."""
+    """A source whose shards are opened when their turn comes: `open_shard(i)` gives the documents of shard
+    i."""
 
     name: str
     num_shards: int

@@ -12,7 +12,7 @@ from training.data.sources import resolve
 
 
 def texts(spec: DataSpec, work_dir: Path) -> Iterator[str]:
-    """Every message and text of the sources, in order. Rows that cannot be read are left to the tokenization to report.
+    """Every message and text of the sources, in order; bad rows are left to the tokenization to report.
 
     Raises DataError where a source has no text at all (`random`).
     """

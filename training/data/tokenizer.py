@@ -32,8 +32,8 @@ CHATML_TEMPLATE = """\
 {%- endif %}"""
 """ChatML with `generation` markers around what the assistant says, its turn end included."""
 
-# The pre-tokenization of Qwen2 (transformers 5.13, models/qwen2/tokenization_qwen2.py): a tokenizer trained here
-# cuts text the way the model family's own one does.
+# The pre-tokenization of Qwen2 (transformers 5.13, models/qwen2/tokenization_qwen2.py): a tokenizer trained
+# here cuts text the way the model family's own one does.
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,19 +41,20 @@ _QWEN2_SPLIT = (
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer of a local folder or a hub id, at a revision. No code from the hub is run. Raises DataError."""
+    """The tokenizer of a local folder or a hub id, at a revision. No code from the hub is run. Raises
+    DataError."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, HfHubHTTPError) as error:
         where = f" at revision {revision}" if revision else ""
         raise DataError(
-            f"no tokenizer could be loaded from {source!r}{where}: {_first_line(error)}. "
-            "Give a folder that holds tokenizer.json, or a hub id that this machine may read."
+            f"no tokenizer could be loaded from {source!r}{where}: {_first_line(error)}. Give a folder that "
+            "holds tokenizer.json, or a hub id that this machine may read."
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise DataError(
-            f"the tokenizer of {source!r} is {type(tokenizer).__name__}, without character offsets; "
-            "answer masks need a fast one (a tokenizer.json)"
+            f"the tokenizer of {source!r} is {type(tokenizer).__name__}, without character offsets; answer "
+            "masks need a fast one (a tokenizer.json)"
         )
     return tokenizer
 
