@@ -27,6 +27,8 @@ class Diagnosis(BaseModel):
 @dataclass(frozen=True, slots=True)
 class _Symptom:
     kind: str
+    #: Text that every match of the pattern holds one of; looked for first, as it costs little.
+    needles: tuple[bytes, ...]
     pattern: bytes
     seen: str
     change: str
@@ -38,6 +40,7 @@ _SYMPTOMS = (
     # The dynamic loader prints this for a plugin built against a newer C library than the image has.
     _Symptom(
         "plugin-glibc",
+        (b"GLIBC_",),
         rb"version .?GLIBC_[\d.]+.? not found",
         "the NCCL network plugin was found but cannot be loaded: it needs a newer C library than the image "
         "has",
@@ -47,6 +50,7 @@ _SYMPTOMS = (
     # aws/aws-ofi-nccl#67, NVIDIA/nccl#959; spelling by NCCL version in src/plugin/plugin_open.cc.
     _Symptom(
         "plugin-not-found",
+        (b"NET/Plugin", b"Plugin load"),
         rb"NET/Plugin ?: (?:No plugin found|Could not find: ?lib|Could not find: ?ofi)"
         rb"|Plugin load \(\S+\) returned 2\b",
         "NCCL found no network plugin, so it used its own sockets",
@@ -57,12 +61,14 @@ _SYMPTOMS = (
     # awslabs reports of EFA settings left from a TCP run; NCCL prints what it read from the environment.
     _Symptom(
         "plugin-disabled",
+        (b"NCCL_NET_PLUGIN set",),
         rb"NCCL_NET_PLUGIN set by environment to none",
         "NCCL_NET_PLUGIN=none keeps NCCL from loading the EFA plugin",
         "set NCCL_NET_PLUGIN=ofi, or drop it from the job's runtime_env",
     ),
     _Symptom(
         "network-forced",
+        (b"NCCL_NET set",),
         rb"NCCL_NET set by environment to (?i:socket|ib)\b",
         "NCCL_NET names another network than the EFA plugin's",
         "set NCCL_NET=Libfabric, which also makes a fallback fail instead of crawl",
@@ -70,6 +76,7 @@ _SYMPTOMS = (
     # src/plugin/net.cc: with NCCL_NET set, a plugin that does not start is an error and not a fallback.
     _Symptom(
         "no-network",
+        (b"any NET plugin", b"Error: network"),
         rb"Failed to initialize any NET plugin|Error: network \S.* not found",
         "no network of the name in NCCL_NET started, so NCCL refused to run over another one",
         "the cause is the plugin's own message above this line; NCCL_NET must be Libfabric (AWS Libfabric "
@@ -78,6 +85,7 @@ _SYMPTOMS = (
     # aws/aws-ofi-nccl#889, #1020; aws-samples/aws-do-eks PR #63.
     _Symptom(
         "device-not-mounted",
+        (b"empty list", b"No data available", b"/dev/infiniband", b"No EFA device"),
         rb"provider efa output empty list|fi_getinfo\S* .*No data available|/dev/infiniband|No EFA devices? "
         rb"found",
         "libfabric sees no EFA device inside the container",
@@ -86,6 +94,7 @@ _SYMPTOMS = (
     ),
     _Symptom(
         "no-eligible-provider",
+        (b"No eligible",),
         rb"No eligible providers were found",
         "the plugin found no libfabric provider that it can use",
         "check that the pod has the EFA device, that FI_PROVIDER is efa or unset, and that the image has "
@@ -95,12 +104,14 @@ _SYMPTOMS = (
     # aws/deep-learning-containers#2675.
     _Symptom(
         "only-efa-supported",
+        (b"Only EFA",),
         rb"Only EFA provider is supported",
         "the plugin was built for EFA alone and did not find it",
         "request vpc.amazonaws.com/efa in the worker pod and leave FI_PROVIDER at efa",
     ),
     _Symptom(
         "libfabric-too-old",
+        (b"requires at least",),
         rb"EFA provider requires at least libfabric version",
         "the plugin found a libfabric older than it needs",
         "keep one EFA installation in the image, the one of its plugin, first on LD_LIBRARY_PATH",
@@ -108,6 +119,7 @@ _SYMPTOMS = (
     # aws/aws-ofi-nccl#663, gardener/gardener-extension-provider-aws#1832.
     _Symptom(
         "security-group",
+        (b"address vector", b"Unresponsive", b"handshake"),
         rb"Unable to insert remote address into address vector|Unresponsive receiver|handshake failed",
         "the EFA device works but the other node does not answer: the security group drops EFA traffic",
         "give the nodes' security group a rule for all traffic to itself and from itself; egress to "
@@ -116,12 +128,14 @@ _SYMPTOMS = (
     # aws-samples/aws-do-eks PR #54.
     _Symptom(
         "wrong-interface",
+        (b"pod-id-link0", b"169.254."),
         rb"(?:NET/Socket|Bootstrap) ?: Using .*(?:pod-id-link0|169\.254\.\d+\.\d+)",
         "NCCL uses the link of the EKS Pod Identity agent, which reaches no other node",
         "set NCCL_SOCKET_IFNAME=eth0",
     ),
     _Symptom(
         "no-interface",
+        (b"interface found",),
         rb"[Nn]o (?:usable listening|socket) interface found",
         "NCCL found no interface of the name in NCCL_SOCKET_IFNAME",
         "set NCCL_SOCKET_IFNAME=eth0 in a pod; on other machines use its exclusion form (^docker0,lo)",
@@ -129,6 +143,7 @@ _SYMPTOMS = (
     # aws/aws-ofi-nccl#69, #141, #179; ofiwg/libfabric#9739.
     _Symptom(
         "memlock",
+        (b"-12", b"Cannot allocate", b"register memory", b"4112"),
         rb"(?:RC|ret)[:=] ?-12\b|Cannot allocate memory|[Uu]nable to register "
         rb"memory|\b4112\b.*(?:memory|locked)",
         "memory could not be registered with the device: the limit on locked memory or the huge pages are "
@@ -137,6 +152,7 @@ _SYMPTOMS = (
     ),
     _Symptom(
         "plugin-failed",
+        (b"initialization failed", b"Unable to find a protocol", b"Failed to initialize NET"),
         rb"aws-ofi-nccl initialization failed|Unable to find a protocol that worked|Failed to initialize "
         rb"NET plugin"
         rb" (?i:libfabric|aws libfabric|ofi)",
@@ -147,15 +163,18 @@ _SYMPTOMS = (
 )
 
 _BY_KIND = {symptom.kind: symptom for symptom in _SYMPTOMS}
-_ANY = re.compile(
-    b"|".join(b"(?P<%s>%s)" % (s.kind.replace("-", "_").encode(), s.pattern) for s in _SYMPTOMS)
-)
+_PATTERNS = tuple((symptom.kind, symptom.needles, re.compile(symptom.pattern)) for symptom in _SYMPTOMS)
 
 
 def symptom_of(message: bytes) -> str | None:
     """The kind of symptom that a log message is, None for the great majority that are none."""
-    match = _ANY.search(message)
-    return None if match is None or match.lastgroup is None else match.lastgroup.replace("_", "-")
+    for kind, needles, pattern in _PATTERNS:
+        for needle in needles:
+            if needle in message:
+                if pattern.search(message):
+                    return kind
+                break
+    return None
 
 
 def explain(kind: str, evidence: Evidence) -> Diagnosis:

@@ -47,11 +47,21 @@ class CommunicatorView:
 
 
 @dataclass(slots=True)
+class ChannelLine:
+    """A channel line of one process, how often it was printed, and where first."""
+
+    channel: Channel
+    number: tuple[int, int]
+    evidence: Evidence
+    count: int = 1
+
+
+@dataclass(slots=True)
 class ChannelGroup:
     """Equal channels of one process: how often each (channel, connection) number was printed."""
 
-    numbers: Counter[tuple[int, int]]
     evidence: Evidence
+    numbers: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
 
 
 @dataclass(slots=True)
@@ -66,11 +76,19 @@ class ProcessLog:
     communicators: dict[tuple[tuple[str, ...] | None, int, int], CommunicatorView] = field(
         default_factory=dict[tuple[tuple[str, ...] | None, int, int], CommunicatorView]
     )
-    channels: dict[Channel, ChannelGroup] = field(default_factory=dict[Channel, ChannelGroup])
+    #: Messages about network channels, with how often and where first. A process has few different ones.
+    channel_lines: dict[bytes, ChannelLine] = field(default_factory=dict[bytes, "ChannelLine"])
     num_nodes: int = 0
     symptoms: dict[str, Evidence] = field(default_factory=dict[str, Evidence])
     plugin_version: str | None = None
     pointers: dict[bytes, CommunicatorView] = field(default_factory=dict[bytes, CommunicatorView])
+
+    def channels(self) -> dict[Channel, ChannelGroup]:
+        """The network channels, those that differ only in their number taken together."""
+        channels: dict[Channel, ChannelGroup] = {}
+        for line in self.channel_lines.values():
+            channels.setdefault(line.channel, ChannelGroup(line.evidence)).numbers[line.number] += line.count
+        return channels
 
     @property
     def num_communicators(self) -> int:
@@ -156,8 +174,12 @@ class _FileReader:
                     continue
             kind = message[:5]
             if b" via NET/" in message:
-                self.line_number = number
-                self._channel(process, message.rstrip(), line)
+                known = process.channel_lines.get(message)
+                if known is not None:
+                    known.count += 1
+                else:
+                    self.line_number = number
+                    self._channel(process, message, line)
             elif kind in _KINDS or _INFO in message:
                 self.line_number = number
                 self._info(process, message.rstrip(), line)
@@ -182,41 +204,34 @@ class _FileReader:
     def _info(self, process: ProcessLog, message: bytes, line: bytes) -> None:
         if _INFO in message or _WARN in message:
             self._glued(line)
-        if _RAY_DEDUPLICATION.search(message):
-            self.logs.report_damage(
-                f"{self._where()} stands for several lines that a log collector collapsed"
-            )
+        if b"[repeated " in message and _RAY_DEDUPLICATION.search(message):
+            self._collapsed()
         elif message.startswith(b"Using network"):
             self._network(process, message, line)
-        elif message.startswith(b"NET/OFI Selected"):
+        elif b"NET/OFI Selected" in message:
             self._provider(process, message, line)
         elif b"- Init " in message:
             self._communicator(process, message, line)
-        elif match := nccl_lines.TOPOLOGY.search(message):
+        elif match := nccl_lines.TOPOLOGY.match(message):
             process.num_nodes = max(process.num_nodes, int(match["nodes"]))
         elif match := nccl_lines.PLUGIN_VERSION.match(message):
             process.plugin_version = match["version"].decode()
         elif match := nccl_lines.VERSION.match(message):
             self.logs.nccl_version = match["version"].decode()
-        self._symptom(process.symptoms, message, line)
+        else:
+            self._symptom(process.symptoms, message, line)
 
     def _channel(self, process: ProcessLog, message: bytes, line: bytes) -> None:
-        parsed = nccl_lines.parse_channel(message)
-        if parsed is None:
-            if _RAY_DEDUPLICATION.search(message):
-                self.logs.report_damage(
-                    f"{self._where()} stands for several lines that a log collector collapsed"
-                )
-            else:
-                self.logs.report_damage(
-                    f"{self._where()} is a network channel of an unknown form: {_text(line)}"
-                )
-            return
-        channel, number = parsed
-        group = process.channels.get(channel)
-        if group is None:
-            group = process.channels[channel] = ChannelGroup(Counter(), self._evidence(line))
-        group.numbers[number] += 1
+        parsed = nccl_lines.parse_channel(message.rstrip())
+        if parsed is not None:
+            process.channel_lines[message] = ChannelLine(*parsed, self._evidence(line))
+        elif _RAY_DEDUPLICATION.search(message):
+            self._collapsed()
+        else:
+            self.logs.report_damage(f"{self._where()} is a network channel of an unknown form: {_text(line)}")
+
+    def _collapsed(self) -> None:
+        self.logs.report_damage(f"{self._where()} stands for several lines that a log collector collapsed")
 
     def _network(self, process: ProcessLog, message: bytes, line: bytes) -> None:
         match = nccl_lines.NETWORK.fullmatch(message)
@@ -224,14 +239,18 @@ class _FileReader:
             self.logs.report_damage(f"{self._where()} names no network: {_text(line)}")
             return
         process.num_network_lines += 1
-        process.networks.setdefault(match["network"].decode(), self._evidence(line))
+        name = match["network"].decode()
+        if name not in process.networks:
+            process.networks[name] = self._evidence(line)
 
     def _provider(self, process: ProcessLog, message: bytes, line: bytes) -> None:
         match = nccl_lines.PROVIDER.fullmatch(message)
         if match is None:
             self.logs.report_damage(f"{self._where()} names a provider in an unknown form: {_text(line)}")
             return
-        process.providers.setdefault(match["provider"].decode(), self._evidence(line))
+        name = match["provider"].decode()
+        if name not in process.providers:
+            process.providers[name] = self._evidence(line)
 
     def _communicator(self, process: ProcessLog, message: bytes, line: bytes) -> None:
         match = nccl_lines.COMMUNICATOR.fullmatch(message)
@@ -243,9 +262,10 @@ class _FileReader:
         started = match["phase"] == b"START"
         if view is None or (view.rank, view.size) != (rank, size) or started:
             identity = self._identity(process, match["details"])
-            view = process.communicators.setdefault(
-                (identity, rank, size), CommunicatorView(identity, rank, size, evidence=self._evidence(line))
-            )
+            view = process.communicators.get((identity, rank, size))
+            if view is None:
+                view = CommunicatorView(identity, rank, size, evidence=self._evidence(line))
+                process.communicators[identity, rank, size] = view
             process.pointers[pointer] = view
         if started:
             view.num_started += 1

@@ -9,7 +9,7 @@ changed over the versions: "Provider" became "provider" in plugin 1.14, "AWS Lib
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: host:pid:tid [cuda device], after an optional timestamp and whatever a log shipper put in front.
 PREFIX = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_.-]*):(\d+):\d+ \[-?\d+\]")
@@ -43,8 +43,7 @@ EFA_PROVIDERS = frozenset({"efa"})
 TCP_PROVIDERS = frozenset({"tcp", "sockets", "udp", "net"})
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(NamedTuple):
     """One direction of one channel between two ranks of a communicator, as one of its ends printed it."""
 
     source: int
@@ -64,21 +63,16 @@ class Channel:
 
 
 def parse_channel(message: bytes) -> tuple[Channel, tuple[int, int]] | None:
-    """The channel and its (channel, connection) number, or None when the line is not of a known form."""
+    """The channel and its (channel, connection) number, or None when the line is not of form CHANNEL."""
     match = CHANNEL.fullmatch(message)
     if match is None:
         return None
-    channel, connection, source, source_device, target, target_device, direction, network, gpudirect = (
-        match.groups()
+    channel = Channel(
+        source=int(match["source"]),
+        target=int(match["target"]),
+        devices=(match["source_device"], match["target_device"]),
+        sends=match["direction"] == b"send",
+        network=match["network"].decode(errors="replace"),
+        gpudirect=match["gpudirect"] is not None,
     )
-    return (
-        Channel(
-            source=int(source),
-            target=int(target),
-            devices=(source_device, target_device),
-            sends=direction == b"send",
-            network=network.decode(),
-            gpudirect=gpudirect is not None,
-        ),
-        (int(channel), int(connection or 0)),
-    )
+    return channel, (int(match["channel"]), int(match["connection"] or 0))

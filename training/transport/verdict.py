@@ -132,6 +132,7 @@ class _RankEvidence:
 
     record: RankRecord
     log: ProcessLog | None
+    channels: dict[Channel, ChannelGroup] = field(default_factory=dict[Channel, ChannelGroup])
     internode: dict[Channel, ChannelGroup] = field(default_factory=dict[Channel, ChannelGroup])
     peers: set[int] = field(default_factory=set[int])
     unplaced: dict[Channel, ChannelGroup] = field(default_factory=dict[Channel, ChannelGroup])
@@ -152,7 +153,7 @@ class _RankEvidence:
     def path(self) -> Literal["efa", "tcp", "mixed", "other", "unknown"]:
         """What this rank's data path is made of, by its own log."""
         kinds: set[str] = set()
-        for network in (*self.networks, *(channel.network for channel in self.channels)):
+        for network in {*self.networks, *(channel.network for channel in self.channels)}:
             name = network.lower()
             if name in nccl_lines.SOCKET_NETWORKS:
                 kinds.add("tcp")
@@ -167,10 +168,6 @@ class _RankEvidence:
         if kinds == {"efa"}:
             return "efa"
         return "tcp" if kinds == {"tcp"} else "mixed"
-
-    @property
-    def channels(self) -> Iterator[Channel]:
-        return iter(() if self.log is None else self.log.channels)
 
 
 def _provider_kind(provider: str) -> str:
@@ -187,10 +184,14 @@ class _Judgement:
         self.require: Require = require
         self.gpudirect_required = gpudirect_required
         self.logs: LogSet = read_logs(attempt_dir)
-        self.ranks = [_RankEvidence(r, self.logs.processes.get((r.host, r.pid))) for r in records]
+        self.ranks = [self._evidence_of(record) for record in records]
         self.hosts = sorted({record.host for record in records})
         self.nodes: tuple[NodeTransport, ...] = ()
         self._place_channels()
+
+    def _evidence_of(self, record: RankRecord) -> _RankEvidence:
+        log = self.logs.processes.get((record.host, record.pid))
+        return _RankEvidence(record, log, {} if log is None else log.channels())
 
     def report(self) -> TransportReport:
         if len(self.hosts) == 1:
@@ -286,7 +287,7 @@ class _Judgement:
         balance: Counter[tuple[object, ...]] = Counter()
         example: dict[tuple[object, ...], Evidence] = {}
         for rank in self.ranks:
-            for channel, group in self._all_channels(rank):
+            for channel, group in rank.channels.items():
                 for number, count in group.numbers.items():
                     key = (channel.source, channel.target, channel.devices, number)
                     balance[key] += count if channel.sends else -count
@@ -301,7 +302,7 @@ class _Judgement:
 
     def _one_direction(self) -> bool:
         """Logs filtered to the sending or to the receiving ends still show every connection once."""
-        return len({channel.sends for rank in self.ranks for channel, _ in self._all_channels(rank)}) == 1
+        return len({channel.sends for rank in self.ranks for channel in rank.channels}) == 1
 
     def _unconnected(self) -> Iterator[str]:
         named = {peer for rank in self.ranks for peer in rank.peers}
@@ -388,7 +389,7 @@ class _Judgement:
         members = self._communicators()
         host_of = {rank.record.rank: rank.record.host for rank in self.ranks}
         for rank in self.ranks:
-            for channel, group in self._all_channels(rank):
+            for channel, group in rank.channels.items():
                 peers = self._possible_peers(rank, channel, members)
                 elsewhere = {peer for peer in peers if host_of[peer] != rank.record.host}
                 if elsewhere:
@@ -422,10 +423,6 @@ class _Judgement:
                     if view.identity is not None:
                         members[view.identity][view.size, view.rank].add(rank.record.rank)
         return members
-
-    @staticmethod
-    def _all_channels(rank: _RankEvidence) -> Iterable[tuple[Channel, ChannelGroup]]:
-        return () if rank.log is None else rank.log.channels.items()
 
     # -- the report --------------------------------------------------------------------------------
 

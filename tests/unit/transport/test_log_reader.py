@@ -30,14 +30,14 @@ def test_chunk_size_does_not_change_what_is_read(
 def test_repeated_lines_do_not_grow_what_is_kept(tmp_path: Path) -> None:
     logs = read(tmp_path, f"{CHANNEL}\n" * 1000)
     (process,) = logs.processes.values()
-    (group,) = process.channels.values()
+    (group,) = process.channels().values()
     assert group.numbers == {(0, 0): 1000}
     assert group.evidence.line == 1
 
 
 def test_carriage_returns_are_no_part_of_a_line(tmp_path: Path) -> None:
     (process,) = read(tmp_path, f"{CHANNEL}\r\n").processes.values()
-    assert [channel.network for channel in process.channels] == ["Libfabric"]
+    assert [channel.network for channel in process.channels()] == ["Libfabric"]
 
 
 def test_line_without_end_is_bounded(tmp_path: Path) -> None:
