@@ -87,12 +87,15 @@ class Access(pulumi.ComponentResource):
         )
 
     def _create_network_policies(self) -> list[pulumi.Resource]:
+        namespace = list(self.ready)
         return [
-            k8s.networking.v1.NetworkPolicy(
+            k8s.apiextensions.CustomResource(
                 f"{self._name}-{policy}",
+                api_version="networking.k8s.io/v1",
+                kind="NetworkPolicy",
                 metadata=self._metadata(policy),
                 spec=spec,
-                opts=self._target.child(self, self.ready),
+                opts=self._target.child(self, namespace),
             )
             for policy, spec in network_policies(self._settings).items()
         ]
@@ -120,7 +123,8 @@ def namespace_labels(settings: StackSettings) -> dict[str, str]:
 
 
 def network_policies(settings: StackSettings) -> dict[str, dict[str, Any]]:
-    """Default deny, and what a training job needs: its own Ray pods, DNS, HTTPS outside, its credentials, its store.
+    """Default deny, and what a training job needs: its own Ray pods, DNS, HTTPS outside, its credentials,
+    its store.
 
     The instance metadata service stays closed. Probes come from the node itself, which policies do not cover.
     """

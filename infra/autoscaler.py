@@ -16,7 +16,8 @@ SERVICE_ACCOUNT = "cluster-autoscaler"
 
 
 class Autoscaler(pulumi.ComponentResource):
-    """Helm release and role: it sees all groups (those calls know no resources) and changes this cluster's only."""
+    """Helm release and role: it sees all groups (those calls know no resources) and changes this cluster's
+    only."""
 
     ready: list[pulumi.Resource]
 
@@ -55,7 +56,8 @@ class Autoscaler(pulumi.ComponentResource):
                 "awsRegion": settings.region,
                 "nodeSelector": selector(settings.system_selector),
                 "rbac": {"serviceAccount": {"name": SERVICE_ACCOUNT}},
-                # Five minutes without work, as Ray's own limit; a GPU node is too dear to keep for the default ten.
+                # Five minutes without work, as Ray's own limit; a GPU node is too dear to keep for the
+                # default ten.
                 "extraArgs": {"scale-down-unneeded-time": "5m", "skip-nodes-with-local-storage": "false"},
             },
             depends_on=[identity],

@@ -23,8 +23,9 @@ ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPoli
 class Cluster(pulumi.ComponentResource):
     """EKS control plane without a default node group, its log group, its add-ons and a Kubernetes provider.
 
-    The log group exists before the cluster and goes after it, so that its retention is ours and EKS does not leave an
-    endless one behind. ``vpc-cni`` (with network policies) and ``kube-proxy`` come with the cluster, before any node.
+    The log group exists before the cluster and goes after it, so that its retention is ours and EKS does
+    not leave an endless one behind. ``vpc-cni`` (with network policies) and ``kube-proxy`` come with the
+    cluster, before any node.
     """
 
     name: pulumi.Output[str]
@@ -100,7 +101,8 @@ class Cluster(pulumi.ComponentResource):
             private_subnet_ids=list(network.private_subnet_ids.values()),
             public_subnet_ids=list(network.public_subnet_ids.values()),
             skip_default_node_group=True,
-            # Nodes use the security group that EKS makes; the component would add two of its own that no node has.
+            # Nodes use the security group that EKS makes; the component would add two of its own that no
+            # node has.
             skip_default_security_groups=True,
             authentication_mode=eks.AuthenticationMode.API,
             access_entries=self._access_entries(),

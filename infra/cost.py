@@ -1,7 +1,7 @@
 """What a stack costs an hour, from the graph that its program registers.
 
-On-demand list prices of what bills by the hour. Traffic, requests, stored objects and logs bill by use and are not in
-it; ``CostReport.by_use`` names them. An unknown price is an error, never a guess.
+On-demand list prices of what bills by the hour. Traffic, requests, stored objects and logs bill by use and
+are not in it; ``CostReport.by_use`` names them. An unknown price is an error, never a guess.
 """
 
 from __future__ import annotations

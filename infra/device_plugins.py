@@ -60,7 +60,8 @@ def nvidia_values(settings: StackSettings) -> dict[str, Any]:
 
 
 def efa_values(settings: StackSettings) -> dict[str, Any]:
-    """The chart tolerates no taint, and its DaemonSet wants zero pods, silently, for a type it does not list."""
+    """The chart tolerates no taint, and its DaemonSet wants zero pods, silently, for a type it does not
+    list."""
     return {
         "nodeSelector": selector(settings.gpu_selector),
         "tolerations": [
@@ -91,7 +92,8 @@ def release(
     values: dict[str, Any],
     depends_on: list[pulumi.Resource] | None = None,
 ) -> k8s.helm.v3.Release:
-    """A Helm release that is rolled back when it fails, so that the next update does not find it half installed.
+    """A Helm release that is rolled back when it fails, so that the next update does not find it half
+    installed.
 
     Without a repository ``chart`` is a folder on disk.
     """

@@ -17,7 +17,8 @@ UPDATE_NODE_GROUP = "arn:aws:scheduler:::aws-sdk:eks:updateNodegroupConfig"
 
 
 class Guardrails(pulumi.ComponentResource):
-    """Expiry: at the given time EventBridge Scheduler scales the GPU group to zero. Budget: mails at 80 and 100 %."""
+    """Expiry: at the given time EventBridge Scheduler scales the GPU group to zero. Budget: mails at 80 and
+    100 %."""
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ Sources
   Karpenter's instance-type reference; network cards and kinds: EC2 user guide "efa-acc-inst-types".
 - Prices: Linux on-demand, USD an hour, read on ``PRICE_TABLE_DATE`` from the AWS price list as generated into
   Karpenter's pricing tables and the SkyPilot catalog. A region that is not in the table has no known price.
-- Peak FLOP/s: NVIDIA data sheets, bf16 tensor cores with fp32 accumulation, dense (half of the "with sparsity" figure).
+- Peak FLOP/s: NVIDIA data sheets, bf16 tensor cores with fp32 accumulation, dense (half of the "with
+  sparsity" figure).
 - Pods per node: ``misc/eni-max-pods.txt`` of amazon-vpc-cni-k8s.
 
 This module imports nothing of Pulumi: the planner of ``finetune`` reads it as well.
@@ -24,7 +25,8 @@ PRICE_TABLE_DATE = "2026-07-20"
 class EfaInterface:
     """One EFA interface of a node: the network card it sits on and its EC2 interface type.
 
-    ``efa`` carries IP traffic beside the EFA device; ``efa-only`` has no IP address and is never the primary one.
+    ``efa`` carries IP traffic beside the EFA device; ``efa-only`` has no IP address and is never the
+    primary one.
     """
 
     card: int
@@ -66,8 +68,8 @@ class NodeShape:
 
     @property
     def allocatable_cpu_millis(self) -> int:
-        """CPU that pods can request, in millicores: kubelet reserves 6 % of the first core, 1 % of the second,
-        0.5 % of the next two and 0.25 % of the rest on EKS nodes."""
+        """CPU that pods can request, in millicores: kubelet reserves 6 % of the first core, 1 % of the
+        second, 0.5 % of the next two and 0.25 % of the rest on EKS nodes."""
         reserved = 60.0
         reserved += 10.0 if self.vcpu > 1 else 0.0
         reserved += 5.0 * min(max(self.vcpu - 2, 0), 2)
@@ -121,7 +123,8 @@ class InstanceType(NodeShape):
 
     @property
     def worker_cpu(self) -> int:
-        """Cores that the Ray worker of this node requests: five sixths, the rest is for kubelet and daemons."""
+        """Cores that the Ray worker of this node requests: five sixths, the rest is for kubelet and
+        daemons."""
         return max(1, self.vcpu * 5 // 6)
 
     @property
@@ -147,7 +150,8 @@ NVLINK_5 = Interconnect("nvlink", 900.0)
 
 
 def _efa(cards: int) -> tuple[EfaInterface, ...]:
-    """The primary card as ``efa``, all further cards as ``efa-only``: 32 cards would use 32 addresses otherwise."""
+    """The primary card as ``efa``, all further cards as ``efa-only``: 32 cards would use 32 addresses
+    otherwise."""
     return tuple(EfaInterface(card, "efa" if card == 0 else "efa-only") for card in range(cards))
 
 

@@ -44,13 +44,14 @@ class KubeRay(pulumi.ComponentResource):
             metadata=k8s.meta.v1.ObjectMetaArgs(name=OPERATOR_NAMESPACE, labels=common_labels(settings)),
             opts=target.child(self, target.ready, pulumi.CustomTimeouts(delete="15m")),
         )
+        chart, repository = _chart(settings)
         operator = release(
             self,
             target,
             f"{name}-kuberay-operator",
-            chart=settings.kuberay_chart,
+            chart=chart,
             version=settings.kuberay_version,
-            repository=None if _on_disk(settings.kuberay_chart) else KUBERAY_REPOSITORY,
+            repository=repository,
             namespace=OPERATOR_NAMESPACE,
             values=operator_values(settings),
             depends_on=[namespace, *crds],
@@ -75,8 +76,15 @@ def operator_values(settings: StackSettings) -> dict[str, Any]:
 
 
 def _crds(settings: StackSettings) -> list[dict[str, Any]]:
-    return read_crds(Path(settings.kuberay_crds).expanduser()) if settings.kuberay_crds else packaged_crds()
+    return read_crds(Path(_from_project(settings.kuberay_crds))) if settings.kuberay_crds else packaged_crds()
 
 
-def _on_disk(chart: str) -> bool:
-    return "/" in chart and not chart.startswith("oci://")
+def _chart(settings: StackSettings) -> tuple[str, str | None]:
+    """Chart and repository; a chart on disk has none."""
+    chart = settings.kuberay_chart
+    return (_from_project(chart), None) if "/" in chart else (chart, KUBERAY_REPOSITORY)
+
+
+def _from_project(path: str) -> str:
+    """A path of the settings: relative ones start at the project's folder, wherever Pulumi runs the program."""
+    return str(Path(pulumi.runtime.get_root_directory() or ".") / Path(path).expanduser())

@@ -12,8 +12,8 @@ from infra.settings import StackSettings, private_subnets, public_subnets
 class Network(pulumi.ComponentResource):
     """VPC with one public and one private subnet per zone. All nodes live in the private ones.
 
-    There is one NAT gateway, in the GPU zone (``nat_per_zone``: one per zone), and a gateway endpoint keeps S3 traffic
-    off it.
+    There is one NAT gateway, in the GPU zone (``nat_per_zone``: one per zone), and a gateway endpoint keeps
+    S3 traffic off it.
     """
 
     vpc_id: pulumi.Output[str]

@@ -24,8 +24,8 @@ NODE_POLICIES = (
     "arn:aws:iam::aws:policy/AmazonElasticContainerRegistryPublicReadOnly",
 )
 
-# nodeadm puts containerd, kubelet and pod logs on a RAID 0 of the instance's own disks. EKS merges this part with its
-# own, so the group keeps the managed AMI.
+# nodeadm puts containerd, kubelet and pod logs on a RAID 0 of the instance's own disks. EKS merges this
+# part with its own, so the group keeps the managed AMI.
 NVME_NODE_CONFIG = """MIME-Version: 1.0
 Content-Type: multipart/mixed; boundary="BOUNDARY"
 
@@ -117,8 +117,9 @@ class SystemNodes(pulumi.ComponentResource):
 class GpuNodes(pulumi.ComponentResource):
     """GPU nodes with EFA, in exactly one zone.
 
-    The launch template carries one EFA interface per network card. EFA traffic is matched by security-group reference
-    only: the group's own security group names itself for ingress and for egress (0.0.0.0/0 does not cover it).
+    The launch template carries one EFA interface per network card. EFA traffic is matched by security-group
+    reference only: the group's own security group names itself for ingress and for egress (0.0.0.0/0 does
+    not cover it).
     """
 
     group: aws.eks.NodeGroup
@@ -146,7 +147,8 @@ class GpuNodes(pulumi.ComponentResource):
             ami_type="AL2023_x86_64_NVIDIA",
             version=settings.kubernetes_version,
             release_version=settings.ami_release,
-            # A capacity block wants the instance type in the launch template, and it may stand in one place only.
+            # A capacity block wants the instance type in the launch template, and it may stand in one place
+            # only.
             instance_types=None if self._capacity_block else [settings.gpu_instance_type],
             capacity_type=_capacity_type(settings),
             scaling_config=self._scaling(),

@@ -1,7 +1,8 @@
 """What a stack tells its users: ``StackOutputs``, exported as the stack output ``training``.
 
-The CLI reads it with ``pulumi stack output training --json`` or from a file. It holds no secret: the cluster is
-reached by an exec plugin or by a kubeconfig file of the user. This module imports nothing of Pulumi.
+The CLI reads it with ``pulumi stack output training --json`` or from a file. It holds no secret: the
+cluster is reached by an exec plugin or by a kubeconfig file of the user. This module imports nothing of
+Pulumi.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class KubeAccess(_Model):
         return self
 
     def kubeconfig(self, name: str) -> dict[str, Any] | None:
-        """The kubeconfig that reaches the cluster by the exec command, None where the user's own file does."""
+        """The kubeconfig that reaches the cluster by the exec command, None where the user's own file
+        does."""
         if self.exec_command is None:
             return None
         command, *args = self.exec_command

@@ -64,7 +64,8 @@ def create_aws(settings: StackSettings) -> Platform:
     provider = aws.Provider(
         f"{name}-aws",
         region=settings.region,
-        # A destroy with the credentials of another account would empty the state while the resources go on billing.
+        # A destroy with the credentials of another account would empty the state while the resources go on
+        # billing.
         allowed_account_ids=[settings.account_id] if settings.account_id else None,
         default_tags=aws.ProviderDefaultTagsArgs(tags=settings.tags),
     )

@@ -18,6 +18,7 @@ WORKER_GROUP = "workers"
 FSX_CLAIM = "fsx"
 # Ray's object store takes 30 % of the memory, NCCL and the loader's workers share the rest of /dev/shm.
 SHM_SHARE = 0.4
+NCCL_LOG_FOLDER = "/tmp/nccl"  # noqa: S108
 
 
 class RayCluster(pulumi.ComponentResource):
@@ -61,7 +62,8 @@ class RayCluster(pulumi.ComponentResource):
 
 
 def ready_conditions(settings: StackSettings) -> list[str]:
-    """What ``pulumi up`` waits for. RayClusterProvisioned stays true once it was, so the head counts as well."""
+    """What ``pulumi up`` waits for. RayClusterProvisioned stays true once it was, so the head counts as
+    well."""
     conditions = ["condition=RayClusterProvisioned", "condition=HeadPodReady"]
     if not settings.autoscaling:
         conditions.append(f"jsonpath={{.status.readyWorkerReplicas}}={settings.gpu_count}")
@@ -69,12 +71,13 @@ def ready_conditions(settings: StackSettings) -> list[str]:
 
 
 def ray_cluster_spec(settings: StackSettings) -> ray.RayClusterSpec:
-    """The spec of the stack's RayCluster; the same on AWS and on an existing cluster but for names and sizes."""
+    """The spec of the stack's RayCluster; the same on AWS and on an existing cluster but for names and
+    sizes."""
     return ray.RayClusterSpec(
         ray_version=settings.ray_version,
         head_group_spec=ray.HeadGroup(
-            # 127.0.0.1: the dashboard's job API is reached by exec into this pod only. No CPUs and no GPUs: the
-            # job's driver runs here, its tasks do not.
+            # 127.0.0.1: the dashboard's job API is reached by exec into this pod only. No CPUs and no GPUs:
+            # the job's driver runs here, its tasks do not.
             ray_start_params={"num-cpus": "0", "num-gpus": "0", "dashboard-host": "127.0.0.1"},
             template=_head_template(settings),
         ),
@@ -99,15 +102,15 @@ def ray_cluster_spec(settings: StackSettings) -> ray.RayClusterSpec:
 def transport_environment(settings: StackSettings) -> dict[str, str]:
     """The environment that decides how NCCL talks between nodes.
 
-    ``NCCL_NET=Libfabric`` makes NCCL fail where it would fall back to TCP sockets silently. The debug file is a
-    default: each attempt of a job sets its own folder.
+    ``NCCL_NET=Libfabric`` makes NCCL fail where it would fall back to TCP sockets silently. The debug file
+    is a default: each attempt of a job sets its own folder.
     """
     common = {
         # The interface of a pod on EKS; pod-id-link0 beside it leads nowhere.
         "NCCL_SOCKET_IFNAME": "eth0",
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,NET",
-        "NCCL_DEBUG_FILE": "/tmp/nccl/%h.%p.log",  # noqa: S108
+        "NCCL_DEBUG_FILE": f"{NCCL_LOG_FOLDER}/%h.%p.log",
     }
     if settings.efa == 0:
         # The image sets FI_PROVIDER=efa.
@@ -202,7 +205,7 @@ def _worker_template(settings: StackSettings) -> ray.PodTemplate:
             image_pull_policy=settings.image_pull_policy,
             env=(*transport, *common_environment(settings)),
             resources=ray.Resources(requests=size, limits=size),
-            volume_mounts=(*_mounts(settings), ray.VolumeMount(name="nccl-logs", mount_path="/tmp/nccl")),  # noqa: S108
+            volume_mounts=(*_mounts(settings), ray.VolumeMount(name="nccl-logs", mount_path=NCCL_LOG_FOLDER)),
             lifecycle=_stop_ray(),
             security_context=ray.SecurityContext(allow_privilege_escalation=False),
         ),
@@ -265,9 +268,7 @@ def _one_per_node(settings: StackSettings) -> ray.Affinity:
     term = ray.PodAffinityTerm(
         label_selector=ray.LabelSelector(match_labels=labels), topology_key="kubernetes.io/hostname"
     )
-    return ray.Affinity(
-        pod_anti_affinity=ray.PodAntiAffinity(required_during_scheduling_ignored_during_execution=(term,))
-    )
+    return ray.Affinity(pod_anti_affinity=ray.PodAntiAffinity(required=(term,)))
 
 
 def _stop_ray() -> ray.Lifecycle:

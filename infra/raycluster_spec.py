@@ -1,7 +1,8 @@
 """Typed RayCluster (ray.io/v1), and the rules that KubeRay applies to it.
 
-Only the fields that this project uses: the API server prunes a misspelt field silently, these classes refuse it. The
-operator answers an invalid spec with an event and nothing else, so ``violations`` says the same before it is sent.
+Only the fields that this project uses: the API server prunes a misspelt field silently, these classes
+refuse it. The operator answers an invalid spec with an event and nothing else, so ``violations`` says the
+same before it is sent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 MAX_NAME_LENGTH = 53
@@ -121,9 +122,9 @@ class PodAffinityTerm(KubeModel):
 
 
 class PodAntiAffinity(KubeModel):
-    required_during_scheduling_ignored_during_execution: tuple[PodAffinityTerm, ...] = Field(
-        alias="requiredDuringSchedulingIgnoredDuringExecution"
-    )
+    model_config = ConfigDict(alias_generator=lambda name: f"{name}DuringSchedulingIgnoredDuringExecution")
+
+    required: tuple[PodAffinityTerm, ...]
 
 
 class Affinity(KubeModel):

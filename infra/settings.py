@@ -1,8 +1,8 @@
 """Typed settings of a stack: the only reader of Pulumi's configuration.
 
-``load_settings`` reads the running program's configuration, ``read_settings_file`` a ``Pulumi.<stack>.yaml``. Both
-end in ``parse_settings``, which checks every key and every combination before a resource exists and reports all
-mistakes at once. Keys are in camelCase there and in snake_case here.
+``load_settings`` reads the running program's configuration, ``read_settings_file`` a
+``Pulumi.<stack>.yaml``. Both end in ``parse_settings``, which checks every key and every combination before
+a resource exists and reports all mistakes at once. Keys are in camelCase there and in snake_case here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from infra.versions import ADDONS, KUBERAY_VERSION, KUBERNETES_VERSIONS, RAY_IMA
 
 PROJECT = "efa-finetune"
 
-# The longest physical name that AWS or pulumi-eks derives is the control plane's role: NAME-eksRole-role-xxxxxxx,
-# and an IAM role may have 64 characters.
+# The longest physical name that AWS or pulumi-eks derives is the control plane's role:
+# NAME-eksRole-role-xxxxxxx, and an IAM role may have 64 characters.
 MAX_CLUSTER_NAME = 64 - len("-eksRole-role") - len("-0123456")
 # KubeRay's limit for RayCluster names (MaxRayClusterNameLength).
 MAX_RAY_CLUSTER_NAME = 53
-# What aws-node, kube-proxy, CoreDNS, the pod identity agent, the monitoring agent and the operator request together.
+# What aws-node, kube-proxy, CoreDNS, the pod identity agent, the monitoring agent and the operator request
+# together.
 SYSTEM_PODS_CPU_MILLIS = 700
 SYSTEM_PODS_MEMORY_MIB = 1300
 # The same without CoreDNS and the operator, but with the two device plugins.
@@ -388,8 +389,8 @@ class StackSettings(BaseModel):
 
     @property
     def instance_tags(self) -> dict[str, str]:
-        """Tags of instances, disks and interfaces. Without the expiry: they are part of the launch template, and
-        moving the expiry must not replace the nodes under a running job."""
+        """Tags of instances, disks and interfaces. Without the expiry: they are part of the launch
+        template, and moving the expiry must not replace the nodes under a running job."""
         return {key: value for key, value in self.tags.items() if key != "expires"}
 
     @property
@@ -797,7 +798,7 @@ def undeployable(settings: StackSettings) -> list[Problem]:
         Problem(
             "publicCidrs",
             cidr,
-            "a network that exists: this one is reserved for documentation, so nobody could reach the cluster",
+            "a network that exists: this one is reserved for documentation, nobody could reach the cluster",
             "Put your own address there, as ADDRESS/32.",
         )
         for cidr in settings.public_cidrs
@@ -862,7 +863,7 @@ def parse_settings(values: Mapping[str, Any], stack: str, path: Path | None = No
             problems.append(Problem(key, value, "not a setting of this project", fix))
             continue
         name, field = fields[key]
-        annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+        annotation: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
         try:
             good[name] = TypeAdapter[Any](annotation).validate_python(_decode(field.annotation, value))
         except (ValidationError, ValueError) as error:

@@ -16,7 +16,8 @@ from infra.workload import ClusterTarget
 class SharedVolume(pulumi.ComponentResource):
     """FSx CSI driver, and a volume and claim for the file system that this stack made.
 
-    The volume is bound by name: nothing is provisioned dynamically, so a destroy leaves no file system behind.
+    The volume is bound by name: nothing is provisioned dynamically, so a destroy leaves no file system
+    behind.
     """
 
     ready: list[pulumi.Resource]

@@ -1,4 +1,5 @@
-"""Where data, checkpoints and reports live: a bucket, a role for the jobs, and FSx for Lustre in front of it."""
+"""Where data, checkpoints and reports live: a bucket, a role for the jobs, and FSx for Lustre in front of
+it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class LustreMount:
 
 
 class Storage(pulumi.ComponentResource):
-    """Bucket (versioned, encrypted, private, TLS only) and the Pod Identity role that can touch it and nothing else."""
+    """Bucket (versioned, encrypted, private, TLS only) and the Pod Identity role that can touch it and
+    nothing else."""
 
     bucket: aws.s3.Bucket
     uri: pulumi.Output[str]

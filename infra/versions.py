@@ -9,7 +9,8 @@ from dataclasses import dataclass
 KUBERAY_VERSION = "1.6.2"
 KUBERAY_REPOSITORY = "https://ray-project.github.io/kuberay-helm/"
 
-# The newest frozen tag of the AWS Ray Train image (2026-09-01): Ray 2.58.0, PyTorch 2.13.0, CUDA 13.0, EFA 1.49.0.
+# The newest frozen tag of the AWS Ray Train image (2026-09-01): Ray 2.58.0, PyTorch 2.13.0, CUDA 13.0, EFA
+# 1.49.0.
 RAY_IMAGE = "public.ecr.aws/deep-learning-containers/ray"
 RAY_IMAGE_TAG = "train-ml-cuda-v1.1.0"
 RAY_VERSION = "2.58.0"
@@ -36,8 +37,8 @@ class Addons:
     node_monitoring_agent: str
 
 
-# Pinned because pulumi-eks and EKS take "the most recent" otherwise: an extra call and a diff at every preview.
-# Newer ones: aws eks describe-addon-versions --kubernetes-version 1.35 --addon-name coredns
+# Pinned because pulumi-eks and EKS take "the most recent" otherwise: an extra call and a diff at every
+# preview. Newer ones: aws eks describe-addon-versions --kubernetes-version 1.35 --addon-name coredns
 ADDONS: Mapping[str, Addons] = {
     "1.33": Addons(
         "v1.21.1-eksbuild.8",

@@ -13,8 +13,9 @@ import pulumi_kubernetes as k8s
 class ClusterTarget:
     """The cluster that the workload goes to.
 
-    ``deleted_with`` is the control plane where this stack owns it: once that is being destroyed, its objects need no
-    call to an API server that may be unreachable. ``ready`` is what must exist before the first pod.
+    ``deleted_with`` is the control plane where this stack owns it: once that is being destroyed, its
+    objects need no call to an API server that may be unreachable. ``ready`` is what must exist before the
+    first pod.
     """
 
     provider: k8s.Provider

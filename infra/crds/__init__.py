@@ -1,9 +1,9 @@
 """KubeRay's CustomResourceDefinitions, as released, compressed.
 
-They are applied by their own server-side step: Helm installs CRDs once and never upgrades them, and three of them are
-larger than the annotation that a client-side apply writes (262144 bytes). The files are the YAML of
-``config/crd/bases`` in the Go module ``github.com/ray-project/kuberay/ray-operator``, as compact JSON;
-``python -m infra.crds FOLDER`` writes them again from such a folder.
+They are applied by their own server-side step: Helm installs CRDs once and never upgrades them, and three
+of them are larger than the annotation that a client-side apply writes (262144 bytes). The files are the
+YAML of ``config/crd/bases`` in the Go module ``github.com/ray-project/kuberay/ray-operator``, as compact
+JSON; ``python -m infra.crds FOLDER`` writes them again from such a folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_crds(folder: Path) -> list[dict[str, Any]]:
     documents = [
         document
         for path in sorted(folder.glob("*.y*ml"))
-        for document in yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
+        for document in yaml.load_all(path.read_text(encoding="utf-8"), Loader=loader)
     ]
     crds = [d for d in documents if d and d.get("kind") == "CustomResourceDefinition"]
     if not crds:
