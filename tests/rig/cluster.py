@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.gotools.build import data_path, ensure, tool_path
 from tests.rig import images, machine, nodes
+from tests.rig.bytecode import compile_environment
 from tests.rig.layout import REPOSITORY, S3_BUCKET, TOOLS, Layout, layout_from_environment
 from tests.rig.machine import RigError, child_of, describe_process, end_process, process_identity, tail_file
 from tests.rig.processes import run
@@ -141,7 +142,7 @@ class Rig:
         self._end_supervisor()
         nodes.remove_cgroups(self.layout)
         for path in self.layout.state.iterdir():
-            if path.name not in {"lock", "log", "images.tar", "images.key"}:
+            if path.name not in {"lock", "log", "images.tar", "images.key", "bytecode.key"}:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def _check_network(self) -> None:
@@ -167,6 +168,7 @@ class Rig:
         (chart / "files").mkdir()
         shutil.copy(data_path("kuberay", "rbac") / "role.yaml", chart / "files")
         shutil.copytree(data_path("kuberay", "crds"), self.layout.state / "crds")
+        compile_environment(self.layout.state / "bytecode.key")
         key = images.cache_key()
         key_file = self.layout.state / "images.key"
         if not (self.layout.images.exists() and key_file.exists() and key_file.read_text() == key):

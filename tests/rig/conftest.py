@@ -1,8 +1,11 @@
 """Fixtures for tests on a real Kubernetes.
 
 rig     the cluster, started once for all tests of a session; a rig that runs already is used and left
-running. FINETUNE_RIG_KEEP=1 also leaves running what the tests started. spare   a second rig beside it, not
-started, for tests that break one.
+running. FINETUNE_RIG_KEEP=1 also leaves running what the tests started. stack   the local stack on that
+rig, deployed once: `stack.outputs_file` is what `finetune --outputs` reads, `stack.environment()` has
+KUBECONFIG, kubectl on the PATH and the keys of the object store. A test may change `stack.settings` and
+call `stack.up()`, or destroy it: the next test that asks for it gets it back as it was. spare   a second
+rig beside it, not started, for tests that break one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import pytest
 from tests.gotools.build import ensure
 from tests.rig import machine
 from tests.rig.cluster import Rig
+from tests.rig.deployment import Deployment
 from tests.rig.layout import TOOLS, Layout
 
 HERE = Path(__file__).parent
@@ -46,6 +50,21 @@ def rig() -> Iterator[Rig]:
     yield rig
     if ours and os.environ.get("FINETUNE_RIG_KEEP") != "1":
         rig.down()
+
+
+@pytest.fixture(scope="session")
+def _deployment(rig: Rig) -> Iterator[Deployment]:
+    deployment = Deployment(rig, rig.layout.state / "stack")
+    yield deployment
+    if deployment.is_up and os.environ.get("FINETUNE_RIG_KEEP") != "1":
+        deployment.destroy()
+
+
+@pytest.fixture
+def stack(_deployment: Deployment) -> Deployment:
+    _deployment.settings = dict(_deployment.original)
+    _deployment.ensure_up()
+    return _deployment
 
 
 @pytest.fixture

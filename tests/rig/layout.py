@@ -12,7 +12,7 @@ from tests.gotools.build import KUBERAY_VERSION, KUBERNETES_VERSION
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 CONTROL_PLANE_TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-NODE_TOOLS = ("kubelet", "kube-proxy", "ptp", "host-local", "loopback", "portmap")
+NODE_TOOLS = ("kubelet", "kube-proxy", "kube-router", "ptp", "host-local", "loopback", "portmap")
 POD_TOOLS = ("pause", "coredns", "kuberay-operator")
 TOOLS = (*CONTROL_PLANE_TOOLS, *NODE_TOOLS, *POD_TOOLS)
 

@@ -1,4 +1,4 @@
-"""A node: a network namespace with its own containerd, kubelet and kube-proxy."""
+"""A node: a network namespace with its own containerd, kubelet, kube-proxy and network policy engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.gotools.build import tool_path
 from tests.rig.images import bound_folders
-from tests.rig.layout import DNS_SERVICE, PAUSE_IMAGE, POD_RANGE, Layout, Node
+from tests.rig.layout import DNS_SERVICE, PAUSE_IMAGE, POD_RANGE, SERVICE_RANGE, Layout, Node
 from tests.rig.processes import Component, run, start, wait_until
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -85,7 +85,26 @@ def start_kubelet(layout: Layout, node: Node) -> list[Component]:
         layout.logs / node.name / "kube-proxy.log",
         network=node.name,
     )
-    return [kubelet, proxy]
+    policies = start(
+        f"{node.name} kube-router",
+        [
+            tool_path("kube-router"),
+            f"--kubeconfig={layout.kubeconfig}",
+            f"--hostname-override={node.name}",
+            # The one part of it that is needed here: it turns network policies into iptables rules.
+            "--run-firewall=true",
+            "--run-router=false",
+            "--run-service-proxy=false",
+            "--run-loadbalancer=false",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--health-port=0",
+            "--metrics-port=0",
+        ],
+        layout.logs / node.name / "kube-router.log",
+        network=node.name,
+        environment={"NODE_NAME": node.name},
+    )
+    return [kubelet, proxy, policies]
 
 
 def prepare_cgroups(layout: Layout) -> None:

@@ -148,7 +148,7 @@ def _pids(layout: Layout, word: str) -> list[int]:
 
 def _remains(layout: Layout, but: tuple[str, ...] = ()) -> list[str]:
     """All that a rig could leave behind on the machine."""
-    kept = {"lock", "log", "images.tar", "images.key"}
+    kept = {"lock", "log", "images.tar", "images.key", "bytecode.key"}
     remains = {
         "process": [str(pid) for pid in _pids(layout, "")],
         "mount": [
