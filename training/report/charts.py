@@ -118,7 +118,8 @@ class Canvas:
     def x_ticks(self) -> tuple[Tick, ...]:
         return tuple(self.steps.ticks(6, whole=True))
 
-    def marks(self, *, checkpoints: bool = False) -> tuple[Mark, ...]:
+    def marks(self, *, loss: bool = False) -> tuple[Mark, ...]:
+        """Restarts; for the chart of the loss also checkpoints and steps without a finite loss."""
         marks = [
             Mark(
                 "restart",
@@ -127,11 +128,17 @@ class Canvas:
             )
             for restart in self.metrics.restarts
         ]
-        if checkpoints:
+        if loss:
             inside = [step for step in self.checkpoints if self.steps.low <= step <= self.steps.high]
             marks += [
                 Mark("checkpoint", percent(self.steps.place(step)), f"checkpoint of step {step:,}")
                 for step in inside
+            ]
+            marks += [
+                Mark(
+                    "not-finite", percent(self.steps.place(step)), f"step {step:,.0f}: the loss is not finite"
+                )
+                for step in self.metrics.steps_without_loss()[:100]
             ]
         return tuple(marks)
 
@@ -179,8 +186,7 @@ def line_chart(
     from_zero: bool = False,
     allow_log: bool = False,
     references: Sequence[tuple[str, float]] = (),
-    discarded: bool = False,
-    checkpoints: bool = False,
+    is_loss: bool = False,
     notes: Iterable[str] = (),
     show: Callable[[float], str] = text.compact,
 ) -> Chart:
@@ -201,7 +207,7 @@ def line_chart(
             curves.append(_dense_curve(canvas, scale, one, (low, mean, high), height))
             texts = (_range(*sides, show) for sides in zip(low, mean, high, strict=True))
             rows.append(ReadoutRow(one.name, one.tone, tuple(texts)))
-    if discarded and metrics.discarded:
+    if is_loss and metrics.discarded:
         steps = np.array([step for step, _ in metrics.discarded], dtype=np.float64)
         lost = np.array([value for _, value in metrics.discarded])
         curves.append(Curve("undone by a restart", "lost", _path(canvas.steps, scale, steps, lost, height)))
@@ -217,10 +223,10 @@ def line_chart(
         wide=wide,
         description=_describe(title, unit, metrics, drawn, show),
         x_ticks=canvas.x_ticks(),
-        y_ticks=tuple(scale.ticks()),
+        y_ticks=tuple(scale.ticks(round(height / 38))),
         curves=tuple(curves),
         references=tuple(Reference(name, _y(scale, value, height)) for name, value in references),
-        marks=canvas.marks(checkpoints=checkpoints),
+        marks=canvas.marks(loss=is_loss),
         notes=tuple(all_notes),
         readout_places=canvas.readout_places(),
         readout_labels=canvas.readout_labels(),
@@ -268,7 +274,7 @@ def stack_chart(
         wide=True,
         description=f"{title}, stacked, over the steps. Mean seconds a step: {shares}.",
         x_ticks=canvas.x_ticks(),
-        y_ticks=tuple(scale.ticks()),
+        y_ticks=tuple(scale.ticks(round(height / 38))),
         areas=tuple(areas),
         marks=canvas.marks(),
         notes=tuple(notes),

@@ -64,6 +64,11 @@ class MetricsTable:
         values = self.points(name)[1]
         return float(values[-1]) if len(values) else None
 
+    def steps_without_loss(self) -> Floats:
+        """Steps that updated the weights (they have a learning rate) without a finite loss."""
+        updated = np.isfinite(self.column("learning_rate"))
+        return self.steps[updated & ~np.isfinite(self.column("loss"))]
+
     def seconds(self) -> Floats:
         """Seconds of each step, all parts together; NaN where no part was measured."""
         parts = [self.column(f"seconds.{part}") for part in STEP_PARTS if self.has(f"seconds.{part}")]

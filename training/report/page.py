@@ -312,7 +312,7 @@ def _banners(run: RunFiles, status: Status) -> Iterator[Banner]:
         yield Banner("bad", f"The job failed {where}".strip(), message)
     elif status.tone == "bad":
         yield Banner("bad", "The job failed", "The summary does not say why; the log of the job does.")
-    bad = _not_finite(run.metrics)
+    bad = run.metrics.steps_without_loss()
     if len(bad):
         word = "step has" if len(bad) == 1 else "steps have"
         yield Banner(
@@ -339,14 +339,6 @@ def _diagnosis(run: RunFiles) -> Iterator[str]:
         yield " ".join(filter(None, (f"{seen}" if seen else "", f"({where})." if where else "", change)))
 
 
-def _not_finite(metrics: MetricsTable) -> Floats:
-    """Steps that updated the weights (they have a learning rate) without a finite loss."""
-    if not metrics.has("learning_rate"):
-        return np.empty(0)
-    updated = np.isfinite(metrics.column("learning_rate"))
-    return metrics.steps[updated & ~np.isfinite(metrics.column("loss"))]
-
-
 # Charts
 
 
@@ -366,8 +358,7 @@ def _charts(run: RunFiles, canvas: Canvas) -> Iterator[Chart]:
             height=260,
             wide=True,
             allow_log=True,
-            discarded=True,
-            checkpoints=True,
+            is_loss=True,
             show=text.loss,
             notes=_loss_notes(metrics),
         )

@@ -77,9 +77,11 @@ def usd(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """0.423 s, 8.15 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
+    """40.2 ms, 0.423 s, 8.15 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
+    if 0 < seconds < 0.1:
+        return f"{_digits(1000 * seconds)} ms"
     if seconds < 59.95:
         return f"{_digits(seconds)} s"
     whole = round(seconds)

@@ -57,8 +57,10 @@ def test_lines_that_are_no_steps_are_counted() -> None:
     )
     assert len(table) == 1
     assert table.problems == (
-        "metrics.jsonl: 5 lines could not be read as a JSON object with a step and are left out "
-        "(line 2, 3, 4, 5, 7)",
+        (
+            "metrics.jsonl: 5 lines could not be read as a JSON object with a step and are left out "
+            "(line 2, 3, 4, 5, 7)"
+        ),
     )
 
 

@@ -29,7 +29,7 @@ def test_tick(value: float, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.04, "0.0400 s"), (8.146, "8.15 s"), (59.99, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min"),
+    [(0.04, "40.0 ms"), (8.146, "8.15 s"), (59.99, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min"),
      (273_600, "3 d 04 h"), (None, "–")],
 )  # fmt: skip
 def test_duration(seconds: float | None, shown: str) -> None:
@@ -65,7 +65,8 @@ def test_size(value: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["HF_TOKEN", "hfToken", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID",
-                                 "password", "api-key", "WANDB_API_KEY", "client.secret", "Authorization", "token"])  # fmt: skip
+                                 "password", "api-key", "WANDB_API_KEY", "client.secret", "token",
+                                 "Authorization"])  # fmt: skip
 def test_secret_keys(key: str) -> None:
     assert is_secret_key(key)
 
