@@ -14,10 +14,11 @@ IGNORE = -100
 class Batch:
     """Documents laid end to end in one row of a fixed number of tokens T.
 
-    `labels` are already shifted: `labels[i]` is the token that position i must predict, and the last position of
-    every document is -100, so that nothing that reads them needs to know where a document ends. Nothing of the
-    padding is learnt: with packing it stands behind the documents as documents of its own, without packing every
-    document is as long as its slot and padded at its end, where causal attention never sees it.
+    `labels` are already shifted: `labels[i]` is the token that position i must predict, and the last
+    position of every document is -100, so that nothing that reads them needs to know where a document ends.
+    Nothing of the padding is learnt: with packing it stands behind the documents as documents of its own,
+    without packing every document is as long as its slot and padded at its end, where causal attention never
+    sees it.
 
     input_ids     int64 [T]
     labels        int64 [T], -100 where nothing is learnt

@@ -187,6 +187,11 @@ class DataSpec(BaseModel):
             for name in ("fields", "subset", "split", "revision", "limit"):
                 if getattr(self, name):
                     raise ValueError(f"{name} belongs to each entry of mixture, not beside it")
+            if not self.shuffle:
+                raise ValueError(
+                    "shuffle: false keeps the order of the files, in which a mixture would be one source after "
+                    "the other: leave shuffle on"
+                )
             if self.format != "auto":
                 raise ValueError("format belongs to each entry of mixture, not beside it")
         sources = self.sources()

@@ -117,6 +117,8 @@ def build(
                 raise DataError(_nothing_left(source.report))
         weighted = [(left, source.weight) for left, source in zip(documents, spec.sources(), strict=True)]
         stream = prepared = PreparedPacks(weighted, layout, seed=seed, shuffle=spec.shuffle)
+        for source, left, number in zip(training, documents, prepared.per_epoch, strict=True):
+            source.report.passes_per_epoch = number / len(left)
     if spec.validation is not None and spec.validation.source is not None:
         source = builder.source(spec.validation.source)
         held_out = builder.documents(source)

@@ -190,9 +190,8 @@ def load_saved_dataset(folder: Path, split: str | None) -> Any:
     if isinstance(saved, DatasetDict):
         wanted = split or "train"
         if wanted not in saved:
-            raise DataError(
-                f"saved data set {str(folder)!r} has no split {wanted!r}; it has: {', '.join(map(str, saved))}"
-            )
+            known = ", ".join(str(name) for name in saved)
+            raise DataError(f"saved data set {str(folder)!r} has no split {wanted!r}; it has: {known}")
         return saved[wanted]
     if split is not None:
         raise DataError(f"saved data set {str(folder)!r} has no splits: leave out split")

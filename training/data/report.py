@@ -37,6 +37,9 @@ class SourceReport(BaseModel):
     documents: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
+    passes_per_epoch: float | None = Field(
+        default=None, description="How often a pass over the mixture sees the source; null while streaming."
+    )
     from_cache: int = Field(default=0, description="Files whose tokens were already in the cache.")
 
 
@@ -84,6 +87,8 @@ class DataReport(BaseModel):
             for reason, count in source.rejected.items():
                 lines.append(f"  rejected, {reason}: {count:,} rows")
                 lines += [f"    {row}" for row in source.examples if row.reason == reason]
+            if source.passes_per_epoch is not None and source.passes_per_epoch != 1:
+                lines.append(f"  seen {source.passes_per_epoch:.2f} times per epoch, as its weight asks for")
             if source.rows_truncated:
                 lines.append(f"  truncated to max_length: {source.rows_truncated:,} rows")
         if self.packs_per_epoch is not None and self.packing_efficiency is not None:

@@ -90,12 +90,9 @@ class PreparedPacks:
         return batch
 
     def _packed(self, epoch: int) -> Packing:
-        order = np.concatenate([self._drawn(source, epoch) for source in range(len(self._sizes))])
         if not self._shuffle:
-            # The order of the files is kept as far as packing can.
-            packing = self._layout.group(self.documents.length, order)
-            first = np.minimum.reduceat(_places(order, packing.documents), packing.offsets[:-1])
-            return packing.reordered(np.argsort(first, kind="stable"))
+            return _in_order(self._layout.group(self.documents.length, np.arange(len(self.documents))))
+        order = np.concatenate([self._drawn(source, epoch) for source in range(len(self._sizes))])
         order = order[permutation(len(order), self._seed, _DOCUMENTS, epoch)]
         packing = self._layout.group(self.documents.length, order)
         return packing.reordered(permutation(packing.num_packs, self._seed, _PACKS, epoch))
@@ -108,18 +105,14 @@ class PreparedPacks:
         drawn = np.empty(number, np.int64)
         for one in np.unique(passes).tolist():
             here = passes == one
-            if self._shuffle:
-                drawn[here] = permutation(size, self._seed, _DOCUMENTS, source, one)[within[here]]
-            else:
-                drawn[here] = within[here]
+            drawn[here] = permutation(size, self._seed, _DOCUMENTS, source, one)[within[here]]
         return drawn + sum(self._sizes[:source])
 
 
-def _places(order: IntArray, documents: IntArray) -> IntArray:
-    """For every document of a packing, its place in the order (the first one, where it is drawn twice)."""
-    place = np.empty(int(order.max()) + 1, np.int64)
-    place[order[::-1]] = np.arange(len(order))[::-1]
-    return place[documents]
+def _in_order(packing: Packing) -> Packing:
+    """The packs in the order of the files, as far as packing keeps it: by the first document of each."""
+    first = np.minimum.reduceat(packing.documents, packing.offsets[:-1])
+    return packing.reordered(np.argsort(first, kind="stable"))
 
 
 def _documents_per_epoch(sources: Sequence[tuple[Documents, float]]) -> list[int]:
@@ -237,10 +230,7 @@ class StreamedPacks:
             end.append(place)
         documents = Documents.concatenate(parts)
         if not self._shuffle:
-            order = np.arange(len(documents), dtype=np.int64)
-            packing = self._layout.group(documents.length, order)
-            first = np.minimum.reduceat(packing.documents, packing.offsets[:-1])
-            packing = packing.reordered(np.argsort(first, kind="stable"))
+            packing = _in_order(self._layout.group(documents.length, np.arange(len(documents))))
         else:
             packing = self._layout.group(
                 documents.length, permutation(len(documents), self._seed, _BLOCKS, number)

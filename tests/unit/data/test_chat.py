@@ -1,0 +1,207 @@
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from training.data.chat import Encoded, Encoder, resolve_template
+from training.data.errors import DataError
+from training.data.formats import Conversation, PlainText, RowError
+from training.data.tokenizer import CHATML_TEMPLATE
+
+# ChatML the way Qwen2.5's own template writes it: a default system prompt, tool turns gathered in one user turn,
+# no `generation` markers.
+QWEN_STYLE = """\
+{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- elif message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- for call in message.tool_calls %}{{- '\\n<tool_call>' + call.function.name + '</tool_call>' }}{%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# The way reasoning models' templates do: what the assistant thought is kept in the last turn only.
+FORGETS_THOUGHTS = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {{- message.content if loop.last else message.content.split('</think>')[-1] }}{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+HELLO = {"role": "user", "content": "hello"}
+MORE = {"role": "user", "content": "and the mat?"}
+ANSWER = {"role": "assistant", "content": "the cat sat"}
+SECOND = {"role": "assistant", "content": "on it"}
+CHAT = [SYSTEM, HELLO, ANSWER, MORE, SECOND]
+
+
+def without_markers(template: str) -> str:
+    return re.sub(r"\{%-? (end)?generation %\}\n? *", "", template)
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerFast, template: str | None, mask: Any, *examples: Any
+) -> list[Encoded]:
+    results = Encoder(tokenizer, template, mask).encode(examples)
+    assert all(isinstance(result, Encoded) for result in results), results
+    return results  # type: ignore[return-value]
+
+
+def learnt(tokenizer: PreTrainedTokenizerFast, document: Encoded) -> str:
+    return tokenizer.decode(document.ids[document.supervised].tolist())
+
+
+messages = st.lists(
+    st.tuples(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.text(min_size=1)),
+    min_size=1,
+    max_size=4,
+).map(
+    lambda turns: [
+        message
+        for question, answer in turns
+        for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(chat=messages)
+def test_mask_equals_that_of_transformers_where_the_template_marks_it(
+    tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, str]]
+) -> None:
+    theirs = tokenizer.apply_chat_template(
+        chat, chat_template=CHATML_TEMPLATE, return_assistant_tokens_mask=True, return_dict=True
+    )
+    [ours] = encode(tokenizer, CHATML_TEMPLATE, "assistant", Conversation(chat, len(chat) - 1))
+    assert ours.ids.tolist() == theirs["input_ids"]
+    assert ours.supervised.tolist() == [bool(value) for value in theirs["assistant_masks"]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(chat=messages)
+def test_prefixes_find_the_tokens_that_markers_would_mark(
+    tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, str]]
+) -> None:
+    conversation = Conversation(chat, len(chat) - 1)
+    [marked] = encode(tokenizer, CHATML_TEMPLATE, "assistant", conversation)
+    [derived] = encode(tokenizer, without_markers(CHATML_TEMPLATE), "assistant", conversation)
+    assert derived.ids.tolist() == marked.ids.tolist()
+    assert derived.supervised.tolist() == marked.supervised.tolist()
+
+
+@pytest.mark.parametrize("template", [CHATML_TEMPLATE, QWEN_STYLE])
+def test_every_assistant_turn_is_learnt_with_its_end_and_nothing_else(
+    tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    [document] = encode(tokenizer, template, "assistant", Conversation(CHAT, 4))
+    assert learnt(tokenizer, document) == "the cat sat<|im_end|>on it<|im_end|>"
+
+
+@pytest.mark.parametrize("template", [CHATML_TEMPLATE, QWEN_STYLE])
+def test_mask_completion_learns_the_last_turn_only(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+    [document] = encode(tokenizer, template, "completion", Conversation(CHAT, 4))
+    assert learnt(tokenizer, document) == "on it<|im_end|>"
+
+
+def test_mask_all_learns_every_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    [document] = encode(tokenizer, CHATML_TEMPLATE, "all", Conversation(CHAT, 4))
+    assert document.supervised.all()
+
+
+def test_tool_calls_are_learnt_and_tool_answers_are_not(tokenizer: PreTrainedTokenizerFast) -> None:
+    chat = [
+        HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+        {"role": "tool", "content": "a mat"},
+        {"role": "tool", "content": "a hat"},
+        SECOND,
+    ]
+    [document] = encode(tokenizer, QWEN_STYLE, "assistant", Conversation(chat, 4))
+    assert learnt(tokenizer, document) == "<tool_call>look</tool_call><|im_end|>on it<|im_end|>"
+
+
+def test_plain_text_is_learnt_whole_and_ends_with_the_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    [document] = encode(tokenizer, None, "auto", PlainText("the cat sat"))
+    assert tokenizer.decode(document.ids.tolist()) == "the cat sat<|im_end|>"
+    assert document.supervised.all()
+
+
+def test_results_keep_the_order_of_mixed_examples(tokenizer: PreTrainedTokenizerFast) -> None:
+    results = Encoder(tokenizer, CHATML_TEMPLATE, "auto").encode(
+        [PlainText("one"), Conversation([HELLO, ANSWER], 1), PlainText("two")]
+    )
+    texts = [tokenizer.decode(result.ids.tolist()) for result in results if isinstance(result, Encoded)]
+    assert texts[0] == "one<|im_end|>"
+    assert "the cat sat" in texts[1]
+    assert texts[2] == "two<|im_end|>"
+
+
+def test_template_that_rewrites_earlier_turns_is_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
+    chat = [HELLO, {"role": "assistant", "content": "<think>hm</think>the cat"}, MORE, SECOND]
+    with pytest.raises(DataError) as caught:
+        Encoder(tokenizer, FORGETS_THOUGHTS, "assistant").encode([Conversation(chat, 3)])
+    message = str(caught.value)
+    assert "renders a conversation differently once it goes on (message 1, character " in message
+    assert "'<think>hm</think>the cat" in message
+    assert "{% generation %}" in message
+    assert "mask: completion" in message
+
+
+def test_mask_completion_works_with_a_template_that_rewrites_earlier_turns(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    chat = [HELLO, {"role": "assistant", "content": "<think>hm</think>the cat"}, MORE, SECOND]
+    [document] = encode(tokenizer, FORGETS_THOUGHTS, "completion", Conversation(chat, 3))
+    assert learnt(tokenizer, document) == "on it<|im_end|>"
+
+
+def test_row_that_the_template_refuses_is_a_bad_row(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    [result] = Encoder(tokenizer, template, "assistant").encode([Conversation(CHAT, 4)])
+    assert isinstance(result, RowError)
+    assert str(result) == "refused by the chat template: roles must alternate"
+
+
+def test_conversation_without_any_template_says_what_to_do() -> None:
+    from tokenizers import Tokenizer, models
+
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    assert resolve_template(bare, None) is None
+    with pytest.raises(
+        DataError, match=r"no chat template and lacks the tokens <\|im_start\|> and <\|im_end\|>"
+    ):
+        Encoder(bare, None, "auto").encode([Conversation(CHAT, 4)])
+    with pytest.raises(
+        DataError, match=r"chat_template chatml needs <\|im_start\|> and <\|im_end\|> as single tokens"
+    ):
+        resolve_template(bare, "chatml")
+    with pytest.raises(DataError, match="plain text needs a tokenizer with an end-of-text token"):
+        Encoder(bare, None, "auto").encode([PlainText("a")])
+
+
+def test_template_file_overrides_the_tokenizers(tokenizer: PreTrainedTokenizerFast, tmp_path: Any) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text("X")
+    assert resolve_template(tokenizer, str(path)) == "X"
+    assert resolve_template(tokenizer, None) == CHATML_TEMPLATE
+    with pytest.raises(DataError, match=r"chat_template '.*absent.jinja' cannot be read"):
+        resolve_template(tokenizer, str(tmp_path / "absent.jinja"))
+
+
+def test_ambiguous_marks_with_mask_completion_are_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = CHATML_TEMPLATE.replace(
+        "{%- generation %}", "{%- generation %}x{%- endgeneration %}{%- generation %}"
+    )
+    with pytest.raises(DataError, match="marks 4 generated parts for 2 assistant turns"):
+        Encoder(tokenizer, template, "completion").encode([Conversation(CHAT, 4)])
