@@ -826,7 +826,7 @@ def _optional(annotation: Any) -> bool:
 
 
 def _decode(annotation: Any, value: Any) -> Any:
-    """A value as Pulumi stores it: lists are JSON text, empty text stands for no value."""
+    """A value as Pulumi stores it: numbers and lists as text, empty text for no value."""
     if value == "" and _optional(annotation):
         return None
     if isinstance(value, str) and get_origin(annotation) is tuple:
@@ -834,6 +834,8 @@ def _decode(annotation: Any, value: Any) -> Any:
             return json.loads(value) if value.strip() else []
         except json.JSONDecodeError as error:
             raise ValueError(f'a list such as \'["a", "b"]\' is needed ({error})') from error
+    if isinstance(value, str) and get_origin(annotation) is Literal and value.isdigit():
+        return int(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and annotation is str:
         return str(value)
     return value
