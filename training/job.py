@@ -438,10 +438,20 @@ def _explain(problem: Mapping[str, Any], places: _Places) -> str:
             return f"{places.of(key[:-1])}: {shown} is missing"
         case "value_error":
             text = str(problem["msg"]).removeprefix("Value error, ")
-            return f"{places.of(key)}: {shown}: {text}" if key else f"{places.of(key)}: {text}"
+            place = places.of(_first_key_named(text, key, places))
+            return f"{place}: {shown}: {text}" if key else f"{place}: {text}"
         case _:
             text = str(problem["msg"])
             return f"{places.of(key)}: {shown}: found {_shown(found)}; {text[0].lower()}{text[1:]}"
+
+
+def _first_key_named(text: str, section: tuple[str, ...], places: _Places) -> tuple[str, ...]:
+    """An impossible combination is reported on its section: the first key that its text names is where to look."""
+    for word in text.replace(",", " ").replace("(", " ").split():
+        for key in ((*section, *word.split(".")), tuple(word.split("."))):
+            if key in places.lines or key in places.overrides:
+                return key
+    return section
 
 
 def _shown(value: Any) -> str:

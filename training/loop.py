@@ -282,7 +282,7 @@ class _Trainer:
         sharding = planning.choose_sharding(self.job, model, self.world)
         self.mesh = mesh_of(self.world, sharding.scheme)
         shard(model, self.job, self.world, sharding, self.mesh)
-        model.to_empty(device=self.world.device)
+        model.materialize(self.world.device)
         if source.weights is None:
             init_weights(model, self.job.seed)
         else:

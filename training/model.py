@@ -66,6 +66,12 @@ class CausalLM(nn.Module):
     def blocks(self) -> nn.ModuleList:
         return self.hf.model.layers
 
+    def materialize(self, device: torch.device) -> None:
+        """Allocates the parameters (of this rank's shards, once sharded), their values still undefined."""
+        self.to_empty(device=device)
+        if self.tied:  # of an unsharded model, to_empty makes two parameters out of the shared one
+            self.hf.lm_head.weight = self.hf.model.embed_tokens.weight
+
     def assert_tied(self) -> None:
         """The embedding and the output layer must stay one parameter: a lost tie lets them drift apart silently."""
         if self.tied and self.hf.lm_head.weight is not self.hf.model.embed_tokens.weight:
@@ -172,6 +178,9 @@ def recompute_buffers(model: CausalLM) -> None:
     for name, module in model.hf.named_modules():
         own = [buffer for buffer, _ in module.named_buffers(recurse=False)]
         if not own:
+            continue
+        if own == ["embed_scale"]:  # Gemma multiplies its embeddings
+            cast("Tensor", module.embed_scale).fill_(cast("float", module.scalar_embed_scale))
             continue
         if "inv_freq" not in own:
             raise UsageError(f"{name or 'the model'} has buffers that cannot be computed again: {', '.join(own)}")
