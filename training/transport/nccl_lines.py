@@ -12,12 +12,12 @@ import re
 from typing import NamedTuple
 
 #: host:pid:tid [cuda device], after an optional timestamp and whatever a log shipper put in front.
-PREFIX = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_.-]*):(\d+):\d+ \[-?\d+\]")
+PREFIX = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_.-]*):(\d{1,10}):\d{1,10} \[-?\d+\]")
 
 CHANNEL = re.compile(
     rb"(?:Channel|Ring) (?P<channel>\d{1,4})(?:/(?P<connection>\d{1,2}))? : "
-    rb"(?P<source>\d+)(?:\[(?P<source_device>[0-9a-f]+)\])? -> "
-    rb"(?P<target>\d+)(?:\[(?P<target_device>[0-9a-f]+)\])? "
+    rb"(?P<source>\d{1,9})(?:\[(?P<source_device>[0-9a-f]+)\])? -> "
+    rb"(?P<target>\d{1,9})(?:\[(?P<target_device>[0-9a-f]+)\])? "
     rb"\[(?P<direction>send|receive)\] via NET/(?P<network>[^/]+)/\d+(?:\(\d+\))?"
     rb"(?P<gpudirect>/GDRDMA(?:\(PCI\))?)?(?:/Shared)?"
 )
@@ -27,11 +27,11 @@ PROVIDER = re.compile(
     rb"(?:, fabric is (?P<fabric>[^()]+?))?(?: \(found \d+ nics\))?"
 )
 COMMUNICATOR = re.compile(
-    rb"(?:\[Rank \d+\] )?(?:\w+ )?comm (?P<pointer>\S+) rank (?P<rank>\d+) nranks (?P<size>\d+) "
+    rb"(?:\[Rank \d+\] )?(?:\w+ )?comm (?P<pointer>\S+) rank (?P<rank>\d{1,9}) nranks (?P<size>\d{1,9}) "
     rb"(?P<details>.*?)- Init (?P<phase>START|COMPLETE)"
 )
 COMMUNICATOR_DETAIL = re.compile(rb"\b(parent|splitCount|color|commId) (\S+?)(?=[ -]|$)")
-TOPOLOGY = re.compile(rb"comm \S+ rank \d+ nRanks (?P<size>\d+) nNodes (?P<nodes>\d+) ")
+TOPOLOGY = re.compile(rb"comm \S+ rank \d+ nRanks \d+ nNodes (?P<nodes>\d{1,9}) ")
 VERSION = re.compile(rb"NCCL version (?P<version>[0-9][\w.+-]*)")
 PLUGIN_VERSION = re.compile(rb"NET/OFI Initializing aws-ofi-nccl (?P<version>[\w.+-]+)")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -28,7 +27,7 @@ class RankRecord(BaseModel):
     id inside the container, the one that NCCL puts into ``%p``. ``backend`` is what carries the collectives.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     rank: int = Field(ge=0)
     host: str = Field(min_length=1)
@@ -109,7 +108,10 @@ def load_counters(directory: Path) -> dict[str, HostCounters]:
     if not isinstance(content, dict):
         raise EvidenceError(f"{path.name} is no JSON object of hosts")
     hosts = dict(cast("dict[str, Any]", content))
-    expected = cast("Mapping[str, Any]", hosts.pop("expected_bytes", {}))
+    expected = hosts.pop("expected_bytes", {})
+    if not isinstance(expected, dict):
+        raise EvidenceError(f"{path.name}: expected_bytes is no object of hosts")
+    expected = cast("dict[str, Any]", expected)
     counters: dict[str, HostCounters] = {}
     for host, entry in hosts.items():
         if not isinstance(entry, dict):
@@ -129,7 +131,7 @@ def _read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EvidenceError(f"{path.name} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EvidenceError(f"{path.name} cannot be read: {error}") from error
 
 

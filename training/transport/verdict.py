@@ -40,6 +40,7 @@ Verdict = Literal["efa", "tcp", "mixed", "none", "unknown"]
 Require = Literal["efa", "any"]
 
 _MAX_EVIDENCE = 6
+_MAX_SENTENCES = 5
 
 #: identity of a communicator -> (its size, rank in it) -> ranks of the job that have this place.
 _Members = defaultdict[tuple[str, ...], defaultdict[tuple[int, int], set[int]]]
@@ -199,7 +200,7 @@ class _Judgement:
         self.nodes, counter_problem = self._read_counters()
         missing = list(self._missing())
         if missing:
-            return self._result("unknown", "; ".join(missing))
+            return self._result("unknown", self._incomplete(missing))
         paths = {rank.path for rank in self.ranks}
         if paths == {"efa"}:
             return self._efa(counter_problem)
@@ -211,7 +212,7 @@ class _Judgement:
         if paths == {"tcp"}:
             return self._tcp()
         ways = "; ".join(
-            f"rank {_join(r.record.rank for r in self.ranks if r.path == path)} {text}"
+            f"rank {_ranges(r.record.rank for r in self.ranks if r.path == path)} {text}"
             for path, text in (("efa", "on EFA"), ("tcp", "on TCP"), ("mixed", "on both"))
             if path in paths
         )
@@ -219,16 +220,24 @@ class _Judgement:
 
     # -- the evidence that must be there, whatever it then says ------------------------------------
 
+    def _incomplete(self, missing: Sequence[str]) -> str:
+        """The first sentences, how many more there are, and whether what is there shows another transport."""
+        sentences = list(missing[:_MAX_SENTENCES])
+        if len(missing) > _MAX_SENTENCES:
+            sentences.append(f"and {len(missing) - _MAX_SENTENCES} more of this kind")
+        elsewhere = [rank.record.rank for rank in self.ranks if rank.path in ("tcp", "mixed")]
+        if elsewhere:
+            sentences.append(f"the lines that are there show TCP on rank {_ranges(elsewhere)}")
+        return "; ".join(sentences)
+
     def _missing(self) -> Iterator[str]:
         """What is missing or contradictory, one sentence each; nothing when the logs can be judged."""
         yield from self.logs.damage
         yield from self._foreign()
         silent = [rank for rank in self.ranks if rank.log is None]
         if silent:
-            yield f"no NCCL log of rank {_join(r.record.rank for r in silent)} ({len(self.ranks)} ranks ran)"
-        for rank in self.ranks:
-            if rank.log is not None:
-                yield from self._incomplete_rank(rank, rank.log)
+            yield f"no NCCL log of rank {_ranges(r.record.rank for r in silent)} ({len(self.ranks)} ranks ran)"
+        yield from self._incomplete_ranks()
         if not silent:
             yield from self._incomplete_communicators()
             yield from self._unmatched_channels()
@@ -243,33 +252,38 @@ class _Judgement:
                     "this attempt: logs of another attempt or job"
                 )
 
-    def _incomplete_rank(self, rank: _RankEvidence, log: ProcessLog) -> Iterator[str]:
-        number = rank.record.rank
+    def _incomplete_ranks(self) -> Iterator[str]:
+        """What single ranks' logs lack, ranks that lack the same taken together."""
+        lacking: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for rank in self.ranks:
+            if rank.log is not None:
+                for problem, evidence in self._incomplete_rank(rank, rank.log):
+                    lacking[problem].append((rank.record.rank, _where(evidence)))
+        for problem, places in lacking.items():
+            where = f" ({places[0][1]})" if places[0][1] else ""
+            yield f"rank {_ranges(number for number, _ in places)}: {problem}{where}"
+
+    def _incomplete_rank(self, rank: _RankEvidence, log: ProcessLog) -> Iterator[tuple[str, Evidence | None]]:
+        num_ranks = len(self.ranks)
         if not log.networks:
-            yield f"rank {number} names no network (no 'Using network' line)"
+            yield "no 'Using network' line", None
         elif log.num_network_lines < log.num_communicators:
-            yield (
-                f"rank {number} started {log.num_communicators} communicators but names the network of "
-                f"{log.num_network_lines}"
-            )
+            lines = f"{log.num_network_lines} 'Using network' lines"
+            yield f"{log.num_communicators} communicators, but {lines}", None
         if not log.providers and any(n.lower() in nccl_lines.EFA_NETWORKS for n in log.networks):
-            yield f"rank {number} names no libfabric provider (no 'Selected provider' line)"
+            yield "no 'Selected provider' line, although the network is the plugin's", None
         for communicator in log.communicators.values():
+            size = communicator.size
             if communicator.num_completed < communicator.num_started:
+                yield f"a communicator of {size} ranks was never complete", communicator.evidence
+            if size > num_ranks:
                 yield (
-                    f"rank {number} started a communicator of {communicator.size} ranks that never was "
-                    f"complete ({_where(communicator.evidence)})"
-                )
-            if communicator.size > len(self.ranks):
-                yield (
-                    f"rank {number} was in a communicator of {communicator.size} ranks, but ranks.json "
-                    f"lists {len(self.ranks)} ({_where(communicator.evidence)})"
+                    f"in a communicator of {size} ranks, but ranks.json lists {num_ranks}",
+                    communicator.evidence,
                 )
         for channel, group in rank.unplaced.items():
-            yield (
-                f"{_where(group.evidence)}: no communicator of rank {number} has the ranks {channel.source} "
-                f"and {channel.target}"
-            )
+            ends = f"{channel.source} to {channel.target}"
+            yield f"a channel from rank {ends}, which fits none of its communicators", group.evidence
 
     def _incomplete_communicators(self) -> Iterator[str]:
         """Communicators that not all of their ranks logged."""
@@ -279,7 +293,7 @@ class _Judgement:
                 if absent:
                     yield (
                         f"communicator {' '.join(identity)} has {size} ranks, but no log shows its rank "
-                        f"{_join(absent)}: logs of another attempt, or lost lines"
+                        f"{_ranges(absent)}: logs of another attempt, or lost lines"
                     )
 
     def _unmatched_channels(self) -> Iterator[str]:
@@ -353,7 +367,7 @@ class _Judgement:
         if self.gpudirect_required and staged:
             return self._result(
                 "mixed",
-                f"EFA carried the data, but rank {_join(staged)} moved it through host memory where this "
+                f"EFA carried the data, but rank {_ranges(staged)} moved it through host memory where this "
                 "instance type must use GPUDirect RDMA",
             )
         num_channels = sum(rank.num_internode for rank in self.ranks)
@@ -534,3 +548,14 @@ def _where(evidence: Evidence | None) -> str:
 
 def _join(values: Iterable[object]) -> str:
     return ", ".join(str(value) for value in values)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0, 1, 2, 3, 5 as "0-3, 5"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else _join(run) for run in runs)

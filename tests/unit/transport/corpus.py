@@ -307,7 +307,7 @@ def one_rank_on_the_tcp_provider(folder: Path) -> Path:
     return built.write(folder)
 
 
-@case("mixed", "rank 4, 5, 6, 7 on TCP")
+@case("mixed", "rank 4-7 on TCP")
 def one_host_fell_back(folder: Path) -> Path:
     built = job(hybrid=True)
     for rank in built.ranks[4:]:
@@ -378,7 +378,7 @@ def nothing_at_all(folder: Path) -> Path:
     return folder
 
 
-@case("unknown", "no NCCL log of rank 0, 1, 2, 3, 4, 5, 6, 7", diagnosis="no-log")
+@case("unknown", "no NCCL log of rank 0-7", diagnosis="no-log")
 def nccl_debug_unset(folder: Path) -> Path:
     built = job()
     for rank in built.ranks:
@@ -386,7 +386,7 @@ def nccl_debug_unset(folder: Path) -> Path:
     return built.write(folder)
 
 
-@case("unknown", "names no network", diagnosis=None)
+@case("unknown", "no 'Using network' line", diagnosis=None)
 def nccl_debug_warn_only(folder: Path) -> Path:
     built = job()
     for rank in built.ranks:
@@ -410,7 +410,7 @@ def one_rank_not_recorded(folder: Path) -> Path:
     return folder
 
 
-@case("unknown", "ranks.json lists 4 (")
+@case("unknown", "but ranks.json lists 4")
 def other_host_not_recorded_and_not_collected(folder: Path) -> Path:
     built = job(hosts=3, gpus=2)
     built.ranks = built.ranks[:4]
@@ -475,7 +475,7 @@ def one_log_cut_between_lines(folder: Path) -> Path:
     return folder
 
 
-@case("unknown", "never was complete")
+@case("unknown", "was never complete")
 def one_log_cut_in_communicator_set_up(folder: Path) -> Path:
     job().write(folder)
     _cut(folder, "a7x2q", lambda text: text[: text.index("Trees")].rpartition("\n")[0] + "\n")
@@ -603,7 +603,7 @@ def infiniband(folder: Path) -> Path:
     return built.each(to_ib).write(folder)
 
 
-@case("unknown", "names no network", diagnosis="no-network")
+@case("unknown", "no 'Using network' line", diagnosis="no-network")
 def nccl_net_forbade_the_fallback(folder: Path) -> Path:
     """NCCL_NET=Libfabric and a plugin that does not start: NCCL fails instead of taking sockets."""
     built = _no_efa_bytes(job())
@@ -617,7 +617,7 @@ def nccl_net_forbade_the_fallback(folder: Path) -> Path:
     return built.write(folder)
 
 
-@case("unknown", "never was complete", diagnosis="security-group")
+@case("unknown", "was never complete", diagnosis="security-group")
 def security_group_drops_efa(folder: Path) -> Path:
     built = _no_efa_bytes(job())
     for rank in built.ranks:
@@ -631,7 +631,7 @@ _EFA_LIST_EMPTY = (
 )
 
 
-@case("unknown", "names no network", diagnosis="device-not-mounted")
+@case("unknown", "no 'Using network' line", diagnosis="device-not-mounted")
 def pod_did_not_ask_for_the_device(folder: Path) -> Path:
     built = _no_efa_bytes(job())
     for rank in built.ranks:
@@ -643,7 +643,7 @@ def pod_did_not_ask_for_the_device(folder: Path) -> Path:
     return built.write(folder)
 
 
-@case("unknown", "never was complete", diagnosis="memlock")
+@case("unknown", "was never complete", diagnosis="memlock")
 def memlock_too_low(folder: Path) -> Path:
     built = _no_efa_bytes(job())
     for rank in built.ranks:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -137,3 +138,39 @@ def test_every_fact_keeps_its_file_and_line(tmp_path: Path) -> None:
         for evidence in rank.evidence:
             lines = (folder / evidence.file).read_text().splitlines()
             assert lines[evidence.line - 1] == evidence.text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("tx_bytes"),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "rank",
+                    "host",
+                    "pid",
+                    "local_rank",
+                    "backend",
+                    "before",
+                    "after",
+                    "tx_bytes",
+                    "expected_bytes",
+                    "problems",
+                ]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(json_values, st.sampled_from(["ranks.json", "counters.json"]))
+def test_foreign_json_in_place_of_a_record_is_unknown_and_no_error(value: object, name: str) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = job(gpus=1).write(Path(temporary))
+        (folder / name).write_text(json.dumps(value))
+        assert judge(folder, require="efa").verdict == "unknown"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.transport.builder import EXPECTED_BYTES, job
+from tests.unit.transport.builder import EXPECTED_BYTES, job, to_sockets
 from tests.unit.transport.corpus import Case, cases
 from training.transport.verdict import TransportReport, Verdict, exit_status, judge
 
@@ -79,3 +79,21 @@ def test_counters_of_another_shape_are_named(content: str, says: str, tmp_path: 
     report = judge(folder, require="efa")
     assert report.verdict == "unknown"
     assert says in report.reason
+
+
+def test_reason_of_many_ranks_stays_readable(tmp_path: Path) -> None:
+    built = job(hosts=4, gpus=8)
+    for rank in built.ranks[:9]:
+        rank.drop("elected")
+    reason = judge(built.write(tmp_path), require="efa").reason
+    assert reason == "rank 0-8: no 'Selected provider' line, although the network is the plugin's"
+
+
+def test_missing_evidence_still_says_what_the_rest_shows(tmp_path: Path) -> None:
+    built = job()
+    for rank in built.ranks[:3]:
+        to_sockets(rank, built.versions)
+    built.ranks[7].messages = []
+    reason = judge(built.write(tmp_path), require="efa").reason
+    assert "no NCCL log of rank 7" in reason
+    assert "the lines that are there show TCP on rank 0-2" in reason
