@@ -1,4 +1,4 @@
-"""What the command line shows: a progress line, tables, errors; with --json one JSON object and nothing else on stdout."""
+"""What the command line shows: a progress line, tables, errors, or one JSON object on standard output."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.text import Text
 from training.errors import ExitStatus, FinetuneError
 from training.report import text
 
+_BAR_WIDTH = 24
 _NARROW = 100
 """Columns of a terminal below which the bar gives way to the figures."""
 
@@ -27,8 +28,8 @@ _NARROW = 100
 class Output:
     """The streams of a command: its result goes to standard output, everything else to standard error.
 
-    With `json_mode`, standard output carries exactly one JSON object, the one given to `result` (or to `error`).
-    Inside the `with` block, whatever libraries and child processes write to standard output lands on standard error.
+    With `json_mode`, standard output carries one JSON object, the one given to `result` (or `error`): what
+    libraries and child processes write there inside the `with` block lands on standard error.
     """
 
     def __init__(self, *, json_mode: bool = False) -> None:
@@ -60,7 +61,7 @@ class Output:
             self._saved_descriptor = None
 
     def result(self, value: Mapping[str, Any] | BaseModel, view: RenderableType | None = None) -> None:
-        """The result of the command: the object with --json, `view` for people (the object, indented, without one)."""
+        """The result of the command: the object with --json, else `view` (without one, the object)."""
         assert not self._has_result, "a command has one result"
         self._has_result = True
         if self.json_mode:
@@ -75,14 +76,12 @@ class Output:
         self.log.print(message, markup=False)
 
     def error(self, error: FinetuneError) -> ExitStatus:
-        """Shows an error and returns the exit status it stands for. With --json it is the object, unless there was a result."""
+        """Shows an error and returns its exit status. With --json it is the result where there is none yet."""
         self.log.print(Text.assemble(("error: ", "bold red"), str(error)))
+        status = error.status
         if self.json_mode and not self._has_result:
-            self._has_result = True
-            self._write_object(
-                {"error": str(error), "kind": type(error).__name__, "exit_status": int(error.status)}
-            )
-        return error.status
+            self.result({"status": status.name.lower(), "exit_status": int(status), "reason": str(error)})
+        return status
 
     def warning(self, message: str) -> None:
         self.log.print(Text.assemble(("warning: ", "bold yellow"), message))
@@ -110,7 +109,7 @@ def _is_descriptor_1(stream: TextIO) -> bool:
 
 
 def to_json(value: Mapping[str, Any] | BaseModel, indent: int | None = None) -> str:
-    """Valid JSON: what JSON cannot say (NaN, infinity) becomes null; models, paths and enums become plain values."""
+    """Valid JSON: NaN and infinity, which JSON cannot say, become null; models and paths plain values."""
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -131,8 +130,9 @@ def _plain(value: Any) -> Any:
 class ProgressLine:
     """The state of a run in one line: step, loss, held-out loss, speed, time left.
 
-    On a terminal the line is drawn in place. Elsewhere, and with NO_COLOR, plain lines are printed: the first, the
-    last, each new held-out loss, and otherwise one every `seconds_between` seconds.
+    On a terminal the line is drawn in place, without the figures that do not fit its width. Elsewhere, and
+    with NO_COLOR, plain lines are printed: the first, the last, each new held-out loss, and otherwise one
+    every `seconds_between` seconds.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class ProgressLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console
-        self.plain = (
-            plain if plain is not None else not console.is_terminal or bool(os.environ.get("NO_COLOR"))
-        )
+        if plain is None:
+            plain = not console.is_terminal or bool(os.environ.get("NO_COLOR"))
+        self.plain = plain
         self._seconds_between = seconds_between
         self._clock = clock
         self._printed_at: float | None = None
@@ -155,7 +155,7 @@ class ProgressLine:
         self._printed_line = ""
         self._progress = Progress(
             TextColumn("{task.fields[step]}"),
-            *([BarColumn(bar_width=24)] if console.width >= _NARROW else []),
+            *([BarColumn(bar_width=_BAR_WIDTH)] if console.width >= _NARROW else []),
             TextColumn("{task.fields[figures]}"),
             console=console,
         )
@@ -186,38 +186,84 @@ class ProgressLine:
         memory_gib: float | None = None,
     ) -> None:
         """Shows a step. A held-out loss stays on the line until the next one."""
-        evaluated = eval_loss is not None
+        evaluated = eval_loss is not None and eval_loss != self._eval_loss
         self._eval_loss = eval_loss if evaluated else self._eval_loss
-        figures = "  ".join(
-            filter(
-                None,
-                (
-                    f"loss {text.loss(loss)}" if loss is not None else "",
-                    f"held-out {text.loss(self._eval_loss)}" if self._eval_loss is not None else "",
-                    f"{text.compact(tokens_per_second)} tokens/s" if tokens_per_second is not None else "",
-                    f"{text.compact(memory_gib)} GiB" if memory_gib is not None else "",
-                    f"{text.clock(seconds_left)} left" if seconds_left is not None else "",
-                ),
-            )
-        )
+        figures = {
+            "loss": f"loss {text.loss(loss)}" if loss is not None else "",
+            "held-out": f"held-out {text.loss(self._eval_loss)}" if self._eval_loss is not None else "",
+            "speed": f"{text.compact(tokens_per_second)} tokens/s" if tokens_per_second is not None else "",
+            "memory": f"{text.compact(memory_gib)} GiB" if memory_gib is not None else "",
+            "left": f"{text.clock(seconds_left)} left" if seconds_left is not None else "",
+        }
         place = f"step {step:>{len(str(steps))}}/{steps}"
-        if not self.plain:
-            self._progress.update(self._task, total=steps, completed=step, step=place, figures=figures)
+        if self.plain:
+            self._print_plain(f"{place}  {_joined(figures)}", now=evaluated or step >= steps)
             return
-        self._last_line = f"{place}  {figures}"
-        now = self._clock()
-        if (
-            evaluated
-            or step >= steps
-            or self._printed_at is None
-            or now - self._printed_at >= self._seconds_between
-        ) and self._last_line != self._printed_line:
-            self._printed_at, self._printed_line = now, self._last_line
-            self.console.print(self._last_line, markup=False)
+        room = self.console.width - len(place) - (_BAR_WIDTH + 2 if self.console.width >= _NARROW else 1)
+        for name in ("memory", "speed", "held-out", "loss"):
+            if len(_joined(figures)) > room:
+                figures[name] = ""
+        self._progress.update(self._task, total=steps, completed=step, step=place, figures=_joined(figures))
+
+    def _print_plain(self, line: str, *, now: bool) -> None:
+        self._last_line = line
+        clock = self._clock()
+        due = self._printed_at is None or clock - self._printed_at >= self._seconds_between
+        if (now or due) and line != self._printed_line:
+            self._printed_at, self._printed_line = clock, line
+            self.console.print(line, markup=False)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Shows an event of the training loop: progress on the line, all others as a line above it."""
+        if event.get("event") == "progress":
+            self.update(
+                step=event["step"],
+                steps=event["steps"],
+                loss=event.get("loss"),
+                eval_loss=event.get("eval_loss"),
+                tokens_per_second=event.get("tokens_per_second"),
+                seconds_left=event.get("seconds_left"),
+                memory_gib=event.get("memory_gib"),
+            )
+        elif (words := describe(event)) is not None:
+            self.note(words)
 
     def note(self, message: str) -> None:
         """A line above the progress: an attempt, a checkpoint, a failure."""
         self.console.print(message, markup=False)
+
+
+def _joined(figures: Mapping[str, str]) -> str:
+    return "  ".join(figure for figure in figures.values() if figure)
+
+
+def describe(event: Mapping[str, Any]) -> str | None:
+    """An event of the training loop in words; None for one that the summary tells."""
+    match event.get("event"):
+        case "attempt":
+            came_from = event.get("resumed_from")
+            where = f"resumes from checkpoint {came_from}" if came_from else "starts"
+            nodes = event.get("nodes")
+            on = f" on {nodes} nodes" if isinstance(nodes, int) and nodes > 1 else ""
+            return f"training {where}: {event.get('world_size')} ranks{on}, {event.get('steps')} steps"
+        case "evaluation":
+            return f"step {event.get('step')}: held-out loss {text.loss(event.get('eval_loss'))}"
+        case "checkpoint":
+            size, seconds = text.size(event.get("bytes")), text.duration(event.get("seconds"))
+            return f"checkpoint {event.get('name')}: {size} in {seconds}"
+        case "warning":
+            return f"warning: {event.get('text')}"
+        case "non_finite":
+            return f"not finite: {event.get('what')}"
+        case "hang":
+            where = f"rank {event.get('rank')} on {event.get('host')}"
+            return f"{where} makes no progress in step {event.get('step')} ({event.get('phase')})"
+        case "failure":
+            return f"rank {event.get('rank')} on {event.get('host')} failed: {event.get('error')}"
+        case "samples" | "end":
+            return None
+        case kind:
+            return f"{kind}: " + ", ".join(f"{key} {value}" for key, value in event.items() if key != "event")
 
 
 _STATUS_STYLES = {"succeeded": "bold green", "stopped": "bold yellow"}
@@ -326,3 +372,33 @@ def _error(summary: Mapping[str, Any]) -> str | None:
     if known.get("host"):
         where = f"{where} ({known['host']})".strip()
     return f"{where}: {known.get('message')}" if where else str(known.get("message"))
+
+
+def cost_table(cost: Mapping[str, Any]) -> Table:
+    """The result of `finetune cost`: the lines, dearest first, their sums, and what bills by use."""
+    table = Table(
+        title=f"Prices of {cost['region']}, {cost['table_date']}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 3, 0, 0),
+        caption=Text("Besides, by use: " + "; ".join(cost["by_use"])) if cost.get("by_use") else None,
+        caption_justify="left",
+    )
+    table.add_column("resource", overflow="fold")
+    for name in ("quantity", "USD each", "USD per hour"):
+        table.add_column(name, justify="right", no_wrap=True)
+    lines = cast("list[dict[str, Any]]", cost["lines"])
+    for line in sorted(lines, key=lambda line: -float(line["hourly_usd"])):
+        table.add_row(
+            Text(str(line["name"])),
+            f"{line['quantity']:,}",
+            f"{line['unit_usd']:.6f}".rstrip("0"),
+            f"{line['hourly_usd']:.4f}",
+        )
+    hourly = float(cost["hourly_usd"])
+    table.add_section()
+    table.add_row("per hour", "", "", Text(f"{hourly:.2f}", style="bold"))
+    table.add_row("per day", "", "", f"{24 * hourly:,.2f}")
+    table.add_row("per month of 730 hours", "", "", f"{730 * hourly:,.2f}")
+    return table

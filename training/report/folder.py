@@ -12,9 +12,12 @@ import yaml
 
 from training.report.metrics_table import MetricsTable, read_metrics
 from training.report.redact import Redactor
+from training.report.values import number, shown
 from training.storage import Storage
 
-_CHECKPOINT_FOLDER = re.compile(r"checkpoints/(?P<name>step-(?P<step>\d+)[^/]*)/(?P<rest>.+)")
+_ATTEMPT = re.compile(r"attempts/[^/]+(?<!\.result)\.json")
+_FAILURE = re.compile(r"failures/[^/]+/rank-\d+\.json")
+_CHECKPOINT = re.compile(r"checkpoints/(?P<name>step-(?P<step>\d+)[^/]*)/")
 
 _ABSENT = {
     "summary.json": "The run is still going on, or ended before it could write one.",
@@ -26,12 +29,13 @@ _ABSENT = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: `state` is kept, incomplete or removed; `record` is its line of checkpoints.jsonl."""
+    """A checkpoint that is there. `marker` is the content of its COMPLETE file, empty where there is none."""
 
     name: str
     step: int
-    state: str
-    record: Mapping[str, Any]
+    marker: Mapping[str, Any]
+    roles: Sequence[str]
+    """latest, best"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class RunFiles:
     prediction: Mapping[str, Any]
     comparison: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]]
+    failures: Sequence[Mapping[str, Any]]
     checkpoints: Sequence[Checkpoint]
     problems: Sequence[str]
 
@@ -96,19 +101,6 @@ class _Reader:
         )
         return []
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = []
-        for number, line in enumerate((self.text(name) or "").splitlines(), start=1):
-            try:
-                value = json.loads(line)
-            except ValueError:
-                value = None
-            if isinstance(value, dict):
-                records.append(cast("dict[str, Any]", value))
-            elif line.strip():
-                self.problems.append(f"{name}: line {number} is not a JSON object; it is left out.")
-        return records
-
     def yaml(self, name: str) -> dict[str, Any]:
         text = self.text(name)
         if text is None:
@@ -136,21 +128,25 @@ def read_run(storage: Storage) -> RunFiles:
     summary = reader.mapping("summary.json")
     metrics = read_metrics((reader.text("metrics.jsonl") or "").splitlines())
     transport = reader.mapping("transport.json")
-    ranks = reader.mappings(_newest_ranks(names) or "ranks.json")
-    attempts = [reader.mapping(name) for name in sorted(_attempt_files(names), key=_natural)]
-    checkpoints = _checkpoints(names, reader.lines("checkpoints.jsonl"))
+    attempts = sorted(
+        (reader.mapping(name) for name in names if _ATTEMPT.fullmatch(name)),
+        key=lambda attempt: number(attempt, "time") or 0.0,
+    )
+    ranks_file = f"nccl/{shown(attempts[-1], 'attempt')}/ranks.json" if attempts else ""
     parts: dict[str, Any] = {
         "uri": storage.uri,
         "job": job,
         "summary": summary,
         "transport": transport,
-        "ranks": ranks,
+        "ranks": reader.mappings(ranks_file) if ranks_file in names else [],
         "samples": reader.mappings("samples.json"),
         "prediction": reader.mapping("prediction.json"),
         "comparison": reader.mapping("comparison.json"),
         "attempts": attempts,
-        "problems": [*reader.problems, *metrics.problems],
+        "failures": [reader.mapping(name) for name in names if _FAILURE.fullmatch(name)],
     }
+    checkpoints = _checkpoints(reader, names)
+    parts["problems"] = [*reader.problems, *metrics.problems]
     redactor = Redactor()
     redactor.learn(parts)
     cleaned = {name: redactor.clean(part) for name, part in parts.items()}
@@ -160,53 +156,21 @@ def read_run(storage: Storage) -> RunFiles:
         if job
         else "",
         metrics=metrics,
-        checkpoints=[
-            Checkpoint(redactor.text(one.name), one.step, one.state, redactor.clean(one.record))
-            for one in checkpoints
-        ],
+        checkpoints=checkpoints,
     )
 
 
-def _newest_ranks(names: Sequence[str]) -> str | None:
-    found = [name for name in names if re.fullmatch(r"nccl/[^/]+/ranks\.json", name)]
-    return max(found, key=_natural, default=None)
-
-
-def _attempt_files(names: Sequence[str]) -> list[str]:
-    return [name for name in names if re.fullmatch(r"attempts/[^/]+\.json", name)]
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts attempt 10 after attempt 9."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
-
-
-def _checkpoints(names: Sequence[str], records: Sequence[Mapping[str, Any]]) -> list[Checkpoint]:
-    """Those of checkpoints.jsonl with what became of them, and those that only the folder knows."""
-    steps: dict[str, int] = {}
-    complete: set[str] = set()
-    for name in names:
-        match = _CHECKPOINT_FOLDER.fullmatch(name)
-        if match:
-            steps[match["name"]] = int(match["step"])
-            if match["rest"] == "COMPLETE":
-                complete.add(match["name"])
-    found: dict[str, Checkpoint] = {}
-    for record in records:
-        name = (
-            str(record.get("name") or record.get("path") or record.get("checkpoint") or "")
-            .rstrip("/")
-            .rpartition("/")[2]
+def _checkpoints(reader: _Reader, names: Sequence[str]) -> list[Checkpoint]:
+    folders = {match["name"]: int(match["step"]) for name in names if (match := _CHECKPOINT.match(name))}
+    roles = {role: (reader.text(f"checkpoints/{role}") or "").strip() for role in ("latest", "best")}
+    found: list[Checkpoint] = []
+    for folder, step in folders.items():
+        marker = f"checkpoints/{folder}/COMPLETE"
+        content = reader.mapping(marker) if marker in names else {}
+        found.append(
+            Checkpoint(folder, step, content, [role for role, name in roles.items() if name == folder])
         )
-        step = record.get("step")
-        if not name or not isinstance(step, int):
-            continue
-        state = "kept" if name in complete else "incomplete" if name in steps else "removed"
-        found[name] = Checkpoint(name, step, state, record)
-    for name, step in steps.items():
-        if name not in found:
-            found[name] = Checkpoint(name, step, "kept" if name in complete else "incomplete", {})
-    return sorted(found.values(), key=lambda one: (one.step, one.name))
+    return sorted(found, key=lambda one: (one.step, one.name))
 
 
 def _kind(value: Any) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-STEP_PARTS = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
+STEP_PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,22 @@ class MetricsTable:
         return float(values[-1]) if len(values) else None
 
     def steps_without_loss(self) -> Floats:
-        """Steps that updated the weights (they have a learning rate) without a finite loss."""
-        updated = np.isfinite(self.column("learning_rate"))
-        return self.steps[updated & ~np.isfinite(self.column("loss"))]
+        """Training steps (they have a learning rate) without a finite loss."""
+        trained = np.isfinite(self.column("learning_rate"))
+        return self.steps[trained & ~np.isfinite(self.column("loss"))]
 
     def seconds(self) -> Floats:
         """Seconds of each step, all parts together; NaN where no part was measured."""
-        parts = [self.column(f"seconds.{part}") for part in STEP_PARTS if self.has(f"seconds.{part}")]
+        parts = [column for name, column in self.columns.items() if name.startswith("seconds.")]
         if not parts:
             return np.full(len(self.steps), np.nan)
         stacked = np.vstack(parts)
         return np.where(np.isnan(stacked).all(axis=0), np.nan, np.nansum(stacked, axis=0))
+
+    def training_seconds(self) -> Floats:
+        """Seconds of each training step, without evaluation and checkpoint."""
+        around = (np.nan_to_num(self.column(f"seconds.{part}")) for part in ("evaluation", "checkpoint"))
+        return self.seconds() - sum(around, np.zeros(len(self.steps)))
 
 
 def read_metrics(lines: Iterable[str]) -> MetricsTable:
@@ -124,7 +129,11 @@ class _Rows:
         if row is None:
             row = self.row_of_step[step] = self.num_rows
             self.num_rows += 1
-        for name, value in _numbers(record):
+        # Step 0 is the evaluation before any update: it has no speed and no learning rate yet.
+        wanted = (
+            record if step else {key: record[key] for key in ("eval_loss", "memory", "time") if key in record}
+        )
+        for name, value in _numbers(wanted):
             column = self.columns.setdefault(name, array("d"))
             if len(column) <= row:
                 column.extend([math.nan] * (row + 1 - len(column)))

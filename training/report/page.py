@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from training.report import text
 from training.report.charts import Canvas, Chart, Series, line_chart, percent, stack_chart
 from training.report.folder import RunFiles
 from training.report.metrics_table import STEP_PARTS, Floats, MetricsTable
 from training.report.values import mapping, mappings, number, shown, string, strings
+from training.transport.compare import ComparisonReport
 
 Tone = Literal["good", "warn", "bad", "plain"]
 
@@ -23,8 +25,8 @@ PART_NAMES = {
     "backward": "backward",
     "optimizer": "optimizer",
     "data": "waiting for data",
+    "evaluation": "evaluation",
     "checkpoint": "checkpoint",
-    "other": "other",
 }
 """Parts of a step in the order they are stacked, the steady ones below."""
 
@@ -102,8 +104,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Comparison:
-    sentence: str
+    sentences: Sequence[str]
     bars: Sequence[Bar]
+    table: Table | None
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,9 @@ def _subtitle(run: RunFiles) -> Iterator[str]:
         layers, width = shown(architecture, "num_layers"), shown(architecture, "hidden_size")
         family = shown(architecture, "family") or "model"
         yield f"{family}, {layers} layers of width {width}, from random weights"
+    parameters = number(run.summary, "parameters")
+    if parameters is not None:
+        yield f"{text.compact(parameters)} parameters"
     world_size, nodes = number(run.summary, "world_size"), number(run.summary, "nodes")
     device = string(run.summary, "device")
     if world_size is not None:
@@ -447,12 +453,9 @@ def _arrow(metrics: MetricsTable, column: str) -> str:
 
 
 def _median_step(metrics: MetricsTable) -> float | None:
-    """Median seconds of the steps that updated the weights."""
-    seconds = metrics.seconds()
-    updated = (
-        np.isfinite(metrics.column("loss")) if metrics.has("loss") else np.ones(len(seconds), dtype=np.bool_)
-    )
-    return _median(seconds[updated & np.isfinite(seconds)])
+    """Median seconds of a training step, without evaluation and checkpoint."""
+    seconds = metrics.training_seconds()
+    return _median(seconds[np.isfinite(seconds)])
 
 
 def _shares(metrics: MetricsTable) -> Iterator[Share]:
@@ -542,38 +545,29 @@ def _gib(value: float | None) -> str:
 
 def _comparison(run: RunFiles) -> Comparison | None:
     """comparison.json of `finetune compare`: the same job over EFA and over TCP."""
-    legs = [(name, mapping(run.comparison, name)) for name in ("efa", "tcp")]
-    speeds = [(name, leg, number(leg, "steps_per_second")) for name, leg in legs]
-    if any(speed is None for _, _, speed in speeds):
+    if not run.comparison:
         return None
-    highs = [number(leg, "steps_per_second_high") or speed or 0.0 for _, leg, speed in speeds]
-    widest = max(highs) or 1.0
+    try:
+        report = ComparisonReport.model_validate(run.comparison)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        return Comparison([f"comparison.json cannot be read: {where}: {error.errors()[0]['msg']}."], [], None)
+    legs = (("EFA", "blue", report.efa), ("TCP", "orange", report.tcp))
+    widest = max(leg.steps_per_second_high for _, _, leg in legs)
     bars = [
         Bar(
-            name=name.upper(),
-            tone="blue" if name == "efa" else "orange",
-            width=percent((speed or 0.0) / widest * 0.8),
-            low=percent((number(leg, "steps_per_second_low") or speed or 0.0) / widest * 0.8),
-            high=percent(high / widest * 0.8),
-            value=f"{text.compact(speed)} steps/s",
+            name=name,
+            tone=tone,
+            width=percent(leg.steps_per_second / widest),
+            low=percent(leg.steps_per_second_low / widest),
+            high=percent(leg.steps_per_second_high / widest),
+            value=f"{text.compact(leg.steps_per_second)} steps/s",
         )
-        for (name, leg, speed), high in zip(speeds, highs, strict=True)
+        for name, tone, leg in legs
     ]
-    ratio = number(run.comparison, "ratio")
-    low, high = number(run.comparison, "ratio_low"), number(run.comparison, "ratio_high")
-    sentence = (
-        f"EFA made {ratio:.2f} times the steps of TCP"
-        if ratio is not None
-        else "The same job over EFA and over TCP"
-    )
-    if low is not None and high is not None:
-        sentence += f" (between {low:.2f} and {high:.2f})"
-    expected = number(run.comparison, "expected_ratio")
-    sentence += f"; the communication model expects {expected:.2f}." if expected is not None else "."
-    tokens = number(run.comparison, "tokens_per_gpu_per_step")
-    if tokens is not None:
-        sentence += f" A step has {text.count(tokens)} tokens per GPU: with fewer, the network weighs more."
-    return Comparison(sentence, bars)
+    head = ("", "Over EFA", "Over TCP")
+    rows = [tuple(Cell(cell) for cell in row) for row in report.rows()]
+    return Comparison(report.sentences(), bars, Table("The two runs", head, rows, frozenset(head[1:])))
 
 
 # Data
@@ -681,6 +675,8 @@ def _run_tables(run: RunFiles) -> Iterator[Table]:
             for rank in run.ranks
         ]
         yield Table("Ranks of the last attempt", head, rows, frozenset(("Rank", "Local rank", "Process")))
+    if mapping(run.summary, "sharding"):
+        yield _layout(run)
     versions = mapping(run.summary, "versions")
     if versions:
         rows = [
@@ -693,49 +689,68 @@ def _run_tables(run: RunFiles) -> Iterator[Table]:
 
 def _attempts(run: RunFiles) -> Table:
     rows: list[Sequence[Cell]] = []
-    for attempt in run.attempts:
-        error = mapping(attempt, "error")
-        message = string(error, "message") or string(attempt, "error") or ""
-        rank = shown(error, "rank")
+    for index, attempt in enumerate(run.attempts, start=1):
+        name = shown(attempt, "attempt") or text.NONE
+        last = index == len(run.attempts)
+        ended = _first_failure(run, name) or ((string(run.summary, "status") if last else None) or text.NONE)
+        resumed_from = string(attempt, "resumed_from")
         rows.append(
             (
-                Cell(shown(attempt, "attempt") or text.NONE),
-                Cell(
-                    shown(attempt, "resumed_from") or "the beginning",
-                    code=attempt.get("resumed_from") is not None,
-                ),
+                Cell(str(index)),
+                Cell(name, code=True),
+                Cell(resumed_from, code=True) if resumed_from else Cell("the beginning"),
                 Cell(shown(attempt, "world_size") or text.NONE),
                 Cell(shown(attempt, "nodes") or text.NONE),
-                Cell(
-                    f"rank {rank}: {message}"
-                    if message and rank
-                    else message or string(attempt, "status") or text.NONE
-                ),
+                Cell(ended),
             )
         )
-    return Table(
-        "Attempts", ("Attempt", "From", "Ranks", "Nodes", "Ended"), rows, frozenset(("Ranks", "Nodes"))
-    )
+    head = ("#", "Attempt", "From", "Ranks", "Nodes", "Ended")
+    return Table("Attempts", head, rows, frozenset(("#", "Ranks", "Nodes")))
 
 
-_CHECKPOINT_TONES: Mapping[str, Tone] = {"kept": "good", "incomplete": "warn", "removed": "plain"}
+def _first_failure(run: RunFiles, attempt: str) -> str | None:
+    """The failure that came first: the others are mostly peers that lost their connection."""
+    failures = [failure for failure in run.failures if shown(failure, "attempt") == attempt]
+    if not failures:
+        return None
+    first = min(failures, key=lambda failure: number(failure, "time") or 0.0)
+    where = f"rank {shown(first, 'rank')} on {string(first, 'host')}"
+    return f"{where}: {string(first, 'type') or 'error'}: {_cut(string(first, 'message') or '', 300)}"
+
+
+def _cut(message: str, length: int) -> str:
+    return message if len(message) <= length else message[: length - 1] + "…"
 
 
 def _checkpoints(run: RunFiles) -> Table:
-    last = (string(run.summary, "checkpoint") or "").rstrip("/").rpartition("/")[2]
-    rows = [
-        (
-            Cell(text.count(one.step)),
-            Cell(one.name + (" (last)" if one.name == last else ""), code=True),
-            Cell(one.state, _CHECKPOINT_TONES[one.state]),
-            Cell(text.loss(number(one.record, "eval_loss"))),
-            Cell(text.duration(number(one.record, "seconds"))),
-            Cell(text.size(number(one.record, "bytes"))),
+    rows: list[Sequence[Cell]] = []
+    for one in run.checkpoints:
+        sizes = [float(value) for value in mapping(one.marker, "files").values() if isinstance(value, int)]
+        rows.append(
+            (
+                Cell(text.count(one.step)),
+                Cell(one.name, code=True),
+                Cell(", ".join(("complete", *one.roles)), "good")
+                if one.marker
+                else Cell("incomplete", "warn"),
+                Cell(shown(one.marker, "world_size") or text.NONE),
+                Cell(text.size(sum(sizes)) if sizes else text.NONE),
+            )
         )
-        for one in run.checkpoints
+    blocked = number(run.summary, "checkpoint_blocked_seconds")
+    note = "" if blocked is None else f"Training waited {text.duration(blocked)} for checkpoints in all."
+    head = ("Step", "Folder", "State", "Ranks", "Size")
+    return Table("Checkpoints that were kept", head, rows, frozenset(("Step", "Ranks", "Size")), note)
+
+
+def _layout(run: RunFiles) -> Table:
+    sharding = mapping(run.summary, "sharding")
+    rows = [
+        (Cell(name.replace("_", " ")), Cell(str(value)))
+        for name, value in sharding.items()
+        if value is not None and value != ""
     ]
-    head = ("Step", "Folder", "State", "Held-out loss", "Written in", "Size")
-    return Table("Checkpoints", head, rows, frozenset(("Step", "Held-out loss", "Written in", "Size")))
+    return Table("Layout of the model over the ranks", ("Setting", "Value"), rows)
 
 
 # Transport

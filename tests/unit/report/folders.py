@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+ATTEMPTS = ("5d0c1b7a", "9e42f6c8")
 START = 1_796_115_600.0  # 2026-12-01 09:00 UTC
 
 JOB = """\
@@ -54,7 +55,17 @@ def metric_lines(
     total = total or steps
     lines: list[dict[str, Any]] = []
     if first == 1:
-        lines.append({"step": 0, "tokens": 0, "eval_loss": 2.413, "attempt": attempt, "time": START})
+        nothing = {
+            "tokens": 0,
+            "supervised_tokens": 0,
+            "learning_rate": 0.0,
+            "tokens_per_second": 0.0,
+            "seconds": {},
+        }
+        memory = {"memory": {"peak_gib": 11.2}}
+        lines.append(
+            {"step": 0, **nothing, **memory, "eval_loss": 2.413, "attempt": ATTEMPTS[attempt], "time": START}
+        )
     for step in range(first, steps + 1):
         share = step / total
         speed = random.normal(27_400, 350) * (0.25 if step == first else 1)
@@ -65,7 +76,7 @@ def metric_lines(
             "backward": random.normal(2.62, 0.03),
             "optimizer": random.normal(0.31, 0.01),
             "checkpoint": checkpoint,
-            "other": 0.04,
+            "evaluation": 3.1 if step % evaluate_every == 0 else 0.0,
         }
         line: dict[str, Any] = {
             "step": step,
@@ -79,7 +90,7 @@ def metric_lines(
             "tokens_per_second": speed,
             "seconds": seconds,
             "memory": {"peak_gib": 17.9 + min(1.2, step / 60) + random.normal(0, 0.01)},
-            "attempt": attempt,
+            "attempt": ATTEMPTS[attempt],
             "time": START + 4.4 * step + 90 * attempt,
         }
         if step % evaluate_every == 0 or step == total:
@@ -95,6 +106,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "steps": 400,
         "tokens": 52_428_800,
         "first_loss": 2.381,
+        "first_eval_loss": 2.413,
         "last_loss": 1.184,
         "eval_loss": 1.265,
         "tokens_per_second": 27_380.0,
@@ -109,7 +121,15 @@ def summary(**changes: Any) -> dict[str, Any]:
         "device": "NVIDIA L4",
         "transport": {"verdict": "efa", "reason": "All 8 ranks use Libfabric with the provider efa."},
         "cost_usd": 5.69,
-        "checkpoint": "checkpoints/step-00000400.1",
+        "checkpoint": f"step-00000400.{ATTEMPTS[1]}",
+        "checkpoint_blocked_seconds": 7.6,
+        "parameters": 1_543_714_304,
+        "sharding": {
+            "scheme": "hybrid",
+            "reshard_after_forward": False,
+            "checkpoint_every": 0,
+            "reason": "2 nodes",
+        },
         "versions": {
             "python": "3.13.2",
             "torch": "2.13.0+cu130",
@@ -172,7 +192,7 @@ def transport(verdict: str = "efa", **changes: Any) -> dict[str, Any]:
         "verdict": verdict,
         "reason": "All 8 ranks use Libfabric with the provider efa, 64 channels cross between the two nodes, "
         "and the counters of both nodes grew by what the collectives needed.",
-        "attempt": "1",
+        "attempt": ATTEMPTS[1],
         "required": "efa",
         "ranks": [
             {
@@ -186,7 +206,7 @@ def transport(verdict: str = "efa", **changes: Any) -> dict[str, Any]:
                 "gpudirect": False,
                 "evidence": [
                     {
-                        "file": f"nccl/1/{hosts[rank // 4]}.{301 + rank % 4}.log",
+                        "file": f"nccl/{ATTEMPTS[1]}/{hosts[rank // 4]}.{301 + rank % 4}.log",
                         "line": 41,
                         "text": "NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 1 nics)",
                     }
@@ -249,7 +269,7 @@ def restarted_run(folder: Path) -> Path:
     ranks = [
         {key: rank[key] for key in ("rank", "host", "pid", "local_rank")} for rank in transport()["ranks"]
     ]
-    write_json(folder, "nccl/1/ranks.json", [{**rank, "backend": "nccl"} for rank in ranks])
+    write_json(folder, f"nccl/{ATTEMPTS[1]}/ranks.json", [{**rank, "backend": "nccl"} for rank in ranks])
     write_json(
         folder,
         "prediction.json",
@@ -262,49 +282,54 @@ def restarted_run(folder: Path) -> Path:
             "limited_by": "compute",
         },
     )
-    write_json(
-        folder,
-        "comparison.json",
-        {
-            "efa": {"steps_per_second": 0.238, "steps_per_second_low": 0.231, "steps_per_second_high": 0.243},
-            "tcp": {"steps_per_second": 0.171, "steps_per_second_low": 0.162, "steps_per_second_high": 0.177},
-            "ratio": 1.39,
-            "ratio_low": 1.31,
-            "ratio_high": 1.5,
-            "expected_ratio": 1.45,
+    legs = (("efa", 0.238, 0.231, 0.243), ("tcp", 0.171, 0.162, 0.177))
+    comparison: dict[str, Any] = {
+        name: {
+            "run": f"runs/{name}",
+            "verdict": name,
+            "reason": "",
+            "num_steps": 40,
+            "step_seconds": 1 / speed,
+            "steps_per_second": speed,
+            "steps_per_second_low": low,
+            "steps_per_second_high": high,
             "tokens_per_gpu_per_step": 16_384,
-        },
-    )
-    write_json(
-        folder,
-        "attempts/0.json",
-        {
-            "attempt": 0,
-            "resumed_from": None,
+            "tokens_per_second": speed * 131_072,
+        }
+        for name, speed, low, high in legs
+    }
+    comparison |= {"ratio": 1.39, "ratio_low": 1.31, "ratio_high": 1.5, "tokens_per_gpu_per_step": 16_384}
+    comparison |= {"expected_ratio": None, "expectation": None, "problems": []}
+    comparison["expectation_missing"] = "the run recorded no expected bytes"
+    write_json(folder, "comparison.json", comparison)
+    for index, (attempt, resumed_from) in enumerate(
+        zip(ATTEMPTS, (None, f"step-00000200.{ATTEMPTS[0]}"), strict=True)
+    ):
+        record = {
+            "attempt": attempt,
+            "resumed_from": resumed_from,
+            "step": 200 * index,
             "world_size": 8,
             "nodes": 2,
-            "error": {"rank": 5, "host": "ray-worker-gpu-m9d4c", "message": "the worker died (SIGKILL)"},
-        },
-    )
-    write_json(
-        folder,
-        "attempts/1.json",
-        {"attempt": 1, "resumed_from": "step-00000200.0", "world_size": 8, "nodes": 2, "status": "succeeded"},
-    )
-    records: list[dict[str, Any]] = []
-    for step, attempt in ((100, 0), (200, 0), (300, 1), (400, 1)):
-        name = f"step-{step:08d}.{attempt}"
-        records.append(
-            {
-                "step": step,
-                "attempt": attempt,
-                "name": name,
-                "seconds": 21.4,
-                "bytes": 18_500_000_000,
-                "eval_loss": 1.3,
-            }
-        )
-        if step >= 300:
-            write_json(folder, f"checkpoints/{name}/COMPLETE", {})
-    write_lines(folder, "checkpoints.jsonl", records)
+        }
+        write_json(folder, f"attempts/{attempt}.json", {**record, "time": START + 1_200 * index})
+    write_json(folder, f"attempts/{ATTEMPTS[1]}.result.json", {"attempt": ATTEMPTS[1], "steps": 400})
+    lost = {"rank": 5, "host": "ray-worker-gpu-m9d4c", "type": "WorkerDied", "message": "killed (SIGKILL)"}
+    peer = {
+        "rank": 0,
+        "host": "ray-worker-gpu-7xk2p",
+        "type": "DistBackendError",
+        "message": "connection closed by peer",
+    }
+    for failure, time in ((lost, 1_100.0), (peer, 1_101.0)):
+        name = f"failures/{ATTEMPTS[0]}/rank-{failure['rank']}.json"
+        write_json(folder, name, {**failure, "attempt": ATTEMPTS[0], "launch": "0c4e", "time": START + time})
+    for step in (300, 400):
+        name = f"checkpoints/step-{step:08d}.{ATTEMPTS[1]}"
+        files = {f"__{rank}_0.distcp": 2_312_500_000 for rank in range(8)}
+        marker = {"step": step, "attempt": ATTEMPTS[1], "world_size": 8, "files": files}
+        write_json(folder, f"{name}/COMPLETE", marker)
+    write_json(folder, f"checkpoints/step-00000237.{ATTEMPTS[0]}/written.3.json", {})
+    (folder / "checkpoints" / "latest").write_text(f"step-00000400.{ATTEMPTS[1]}")
+    (folder / "checkpoints" / "best").write_text(f"step-00000400.{ATTEMPTS[1]}")
     return folder

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from tests.unit.report import folders
-from training.console import Output, ProgressLine, summary_table, to_json
+from training.console import Output, ProgressLine, cost_table, summary_table, to_json
 from training.errors import ExitStatus, UsageError
 
 
@@ -78,6 +78,56 @@ def test_terminal_draws_one_line_in_place() -> None:
     assert "loss 5.000  900 tokens/s  18.2 GiB  1:05:05 left" in drawn
 
 
+def test_events_of_the_loop_become_lines() -> None:
+    console, stream = pipe()
+    progress_event = {
+        "event": "progress",
+        "step": 1,
+        "steps": 9,
+        "loss": 2.0,
+        "eval_loss": 3.0,
+        "seconds_left": 8,
+    }
+    events: list[dict[str, Any]] = [
+        {"event": "attempt", "attempt": "a", "resumed_from": None, "world_size": 2, "nodes": 1, "steps": 9},
+        {"event": "evaluation", "step": 0, "eval_loss": 3.0},
+        progress_event,
+        {"event": "checkpoint", "name": "step-00000004.a", "step": 4, "bytes": 2**21, "seconds": 1.5},
+        {"event": "failure", "rank": 1, "host": "worker-1", "error": "RuntimeError: [boom]"},
+        {
+            "event": "attempt",
+            "attempt": "b",
+            "resumed_from": "step-00000004.a",
+            "world_size": 16,
+            "nodes": 2,
+            "steps": 9,
+        },
+        {"event": "samples", "samples": []},
+        {"event": "novelty", "what": "x"},
+    ]
+    with ProgressLine(console, clock=Clock()) as progress:
+        for event in events:
+            progress.event(event)
+    assert stream.getvalue().splitlines() == [
+        "training starts: 2 ranks, 9 steps",
+        "step 0: held-out loss 3.000",
+        "step 1/9  loss 2.000  held-out 3.000  0:08 left",
+        "checkpoint step-00000004.a: 2.00 MiB in 1.50 s",
+        "rank 1 on worker-1 failed: RuntimeError: [boom]",
+        "training resumes from checkpoint step-00000004.a: 16 ranks on 2 nodes, 9 steps",
+        "novelty: what x",
+    ]
+
+
+def test_narrow_terminal_drops_figures_rather_than_cutting_them() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=40, color_system=None)
+    with ProgressLine(console, plain=False) as progress:
+        progress.update(step=3, steps=40, loss=5.0, eval_loss=6.0, tokens_per_second=900.0, seconds_left=65.0)
+    assert "step  3/40 loss 5.000  1:05 left" in stream.getvalue()
+    assert "…" not in stream.getvalue()
+
+
 def test_no_color_means_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert ProgressLine(Console(file=io.StringIO(), force_terminal=True)).plain
@@ -106,6 +156,20 @@ def test_summary_table_of_a_failed_run_names_the_rank() -> None:
     assert "speed" not in table
 
 
+def test_cost_table_sums_and_names_what_bills_by_use() -> None:
+    lines = [
+        {"name": "NAT gateway (nat)", "quantity": 1, "unit_usd": 0.045, "hourly_usd": 0.045},
+        {"name": "g6.12xlarge (gpu)", "quantity": 2, "unit_usd": 4.6016, "hourly_usd": 9.2032},
+    ]
+    cost = {"hourly_usd": 9.2482, "lines": lines, "region": "us-west-2", "table_date": "2026-07-20"}
+    rows = shown(cost_table({**cost, "by_use": ["S3 requests", "traffic"]})).splitlines()
+    assert rows[0].startswith("Prices of us-west-2, 2026-07-20")
+    assert rows[2].split() == ["g6.12xlarge", "(gpu)", "2", "4.6016", "9.2032"]
+    assert any(row.split() == ["per", "hour", "9.25"] for row in rows)
+    assert any(row.split() == ["per", "month", "of", "730", "hours", "6,751.19"] for row in rows)
+    assert "Besides, by use: S3 requests; traffic" in rows[-1]
+
+
 def test_markup_of_the_run_is_text() -> None:
     assert "[red]x[/red]" in shown(
         summary_table({"name": "[red]x[/red]", "status": "failed", "error": "[/oops]"})
@@ -131,11 +195,10 @@ def test_json_of_what_json_cannot_say() -> None:
 
 
 PROGRAM = """
-import subprocess, sys
+import subprocess
 from training.console import Output
 from training.errors import UsageError
-output = Output(json_mode=True)
-with output:
+with Output(json_mode=True) as output:
     print("a library's chatter")
     subprocess.run(["echo", "a child's chatter"])
     with output.progress() as progress:
@@ -161,9 +224,9 @@ def test_json_mode_keeps_stdout_to_one_object() -> None:
 def test_json_mode_gives_an_error_as_the_object() -> None:
     done = run_program('output.error(UsageError("job.yaml:3: unknown key lr"))')
     assert json.loads(done.stdout.removesuffix("after\n")) == {
-        "error": "job.yaml:3: unknown key lr",
-        "kind": "UsageError",
+        "status": "usage",
         "exit_status": 2,
+        "reason": "job.yaml:3: unknown key lr",
     }
     assert "error: job.yaml:3: unknown key lr" in done.stderr
 

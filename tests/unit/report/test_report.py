@@ -99,9 +99,12 @@ def test_tables_hold_data_checkpoints_attempts_ranks_versions_and_counters(whole
         "48,210",
         "31 rows were cut to max_length 4096.",
         "99.8 % of their tokens are not padding",
-        "step-00000400.1 (last) kept",
-        "step-00000100.0 removed",
-        "rank 5: the worker died (SIGKILL)",
+        "step-00000400.9e42f6c8 complete, latest, best 8 17.2 GiB",
+        "step-00000237.5d0c1b7a incomplete",
+        "Training waited 7.60 s for checkpoints in all.",
+        "5d0c1b7a the beginning 8 2 rank 5 on ray-worker-gpu-m9d4c: WorkerDied: killed (SIGKILL)",
+        "9e42f6c8 step-00000200.5d0c1b7a 8 2 succeeded",
+        "scheme hybrid",
         "2.13.0+cu130",
         "2.37 TiB",
         "yes 6 % above the need",
@@ -117,8 +120,9 @@ def test_prediction_stands_beside_measurement(whole: Document) -> None:
 
 
 def test_comparison_tells_ratio_spread_and_expectation(whole: Document) -> None:
-    assert "EFA made 1.39 times the steps of TCP (between 1.31 and 1.50)" in whole.text
-    assert "the communication model expects 1.45" in whole.text
+    assert "EFA made 1.39 times the steps of TCP (95 % interval 1.31 to 1.50)" in whole.text
+    assert "No expectation: the run recorded no expected bytes." in whole.text
+    assert "seconds per step 4.202 5.848" in whole.text
 
 
 def test_page_loads_nothing_and_lets_no_foreign_code_run(whole: Document) -> None:
@@ -215,8 +219,9 @@ def test_verdict_in_plain_words_with_its_reason(tmp_path: Path, verdict: str, ti
 
 @pytest.mark.parametrize(
     "part",
-    ["summary.json", "metrics.jsonl", "job.yaml", "transport.json", "samples.json", "nccl/1/ranks.json",
-     "checkpoints.jsonl", "attempts/0.json", "prediction.json", "comparison.json"],
+    ["summary.json", "metrics.jsonl", "job.yaml", "transport.json", "samples.json",
+     "nccl/9e42f6c8/ranks.json",
+     "failures/5d0c1b7a/rank-5.json", "attempts/9e42f6c8.json", "prediction.json", "comparison.json"],
 )  # fmt: skip
 def test_each_part_may_be_missing_or_broken(tmp_path: Path, part: str) -> None:
     folder = folders.restarted_run(tmp_path)
