@@ -1,18 +1,45 @@
-# Every target brings uv itself where it is missing; uv brings Python and the packages.
+# Every target brings uv itself where it is missing; uv brings the packages (and Python where there is none).
 UV_VERSION := 0.13.9
-TOOLS := .tools
-UV := $(or $(shell command -v uv 2>/dev/null),$(TOOLS)/bin/uv)
+UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 PYTEST := $(RUN) pytest
 
-.PHONY: setup demo check test lint types clean
+.PHONY: setup demo check test format lint types clean
 
 setup: .venv/.synced
 
-$(TOOLS)/bin/uv:
-	@echo "uv is missing: installing it into $(TOOLS)"
-	@python3 -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet "uv==$(UV_VERSION)"
+.tools/bin/uv:
+	@echo "uv is not installed: bringing uv $(UV_VERSION) into .tools"
+	@python3 -m venv .tools && .tools/bin/pip install --quiet "uv==$(UV_VERSION)"
 
-.venv/.synced: pyproject.toml uv.lock | $(filter $(TOOLS)/bin/uv,$(UV))
+.venv/.synced: pyproject.toml uv.lock | $(filter .tools/bin/uv,$(UV))
+	@echo "installing the locked packages into .venv (the first time about 3 GB are downloaded)"
 	$(UV) sync --frozen
 	@touch $@
+
+demo: setup ## the main job on this machine
+	$(RUN) finetune local training/jobs/demo.yaml --set run.path=runs/demo --set run.resume=false
+
+check: setup lint types ## the quick part: lint, types, and the tests that need no real system
+	$(PYTEST) -n 2 -m "not slow and not engine and not rig and not gpu"
+
+test: setup lint types ## everything
+	$(RUN) python tests/gotools/build.py all
+	$(PYTEST) -n 2 --dist loadgroup -m "not rig and not gpu"
+	$(PYTEST) -m rig
+
+format: setup
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+lint: setup
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+
+types: setup
+	$(RUN) basedpyright
+
+clean:
+	rm -rf .venv .tools runs
+
+include tests/rig/rig.mk

@@ -1,1 +1,1 @@
-"""Fine-tuning with FSDP on Ray: the job file, the training loop, its checkpoints, its transport verdict and its submission."""
+"""Fine-tuning with FSDP on Ray: job file, training loop, checkpoints, transport verdict, submission."""

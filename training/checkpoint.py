@@ -118,7 +118,9 @@ class Checkpointer:
                 process_group=self.world.checkpoint,
                 async_checkpointer_type=AsyncCheckpointerType.THREAD,
             )
-        in_flight = _InFlight(name, threading.Thread(name=f"checkpoint {name}", daemon=True, target=lambda: None))
+        in_flight = _InFlight(
+            name, threading.Thread(name=f"checkpoint {name}", daemon=True, target=lambda: None)
+        )
 
         def publish() -> None:
             try:
@@ -142,7 +144,9 @@ class Checkpointer:
         self._in_flight.thread.join()
         finished, self._in_flight = self._in_flight, None
         if finished.error is not None:
-            raise RuntimeError(f"checkpoint {finished.name} could not be written: {finished.error}") from finished.error
+            raise RuntimeError(
+                f"checkpoint {finished.name} could not be written: {finished.error}"
+            ) from finished.error
 
     def _local_folder(self, name: str) -> Path:
         if self.storage.local_path is not None:
@@ -150,7 +154,14 @@ class Checkpointer:
         return self.work_dir / FOLDER / name
 
     def _publish(
-        self, name: str, local: Path, step: int, progress: dict[str, Any], best: bool, started: float, blocked: float
+        self,
+        name: str,
+        local: Path,
+        step: int,
+        progress: dict[str, Any],
+        best: bool,
+        started: float,
+        blocked: float,
     ) -> None:
         folder = f"{FOLDER}/{name}"
         mine = sorted(path for path in local.iterdir() if path.name.startswith(f"__{self.world.rank}_"))
@@ -188,7 +199,9 @@ class Checkpointer:
             if not waiting:
                 return files
             if time.monotonic() > deadline:
-                raise TimeoutError(f"ranks {sorted(waiting)} did not write their files in {PUBLISH_TIMEOUT_SECONDS:.0f} s")
+                raise TimeoutError(
+                    f"ranks {sorted(waiting)} did not write their files in {PUBLISH_TIMEOUT_SECONDS:.0f} s"
+                )
             time.sleep(0.05 if self.storage.local_path is not None else 0.5)
 
 
@@ -227,7 +240,9 @@ def _problem(storage: Storage, name: str, files: list[str]) -> str | None:
     return None
 
 
-def restore(storage: Storage, name: str, state: dict[str, Any], world: World, work_dir: Path) -> dict[str, Any]:
+def restore(
+    storage: Storage, name: str, state: dict[str, Any], world: World, work_dir: Path
+) -> dict[str, Any]:
     """Loads a checkpoint into `state` (see training_state), whatever the number of ranks that wrote it.
 
     Random generators are restored only where the number of ranks is the same. Returns the saved progress.

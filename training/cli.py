@@ -1,54 +1,245 @@
-"""The command line. Each command is thin: it reads its options, calls the module that does the work, prints the result."""
+"""The command line. Each command is thin: it reads its options, calls the module that does the work, shows the result.
+
+Modules are imported inside the commands, so that `finetune --help` answers at once.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from training.errors import ExitStatus, FinetuneError
+from training.errors import ExitStatus, FinetuneError, UsageError
+
+if TYPE_CHECKING:
+    from training.console import Output
 
 app = typer.Typer(
     name="finetune",
-    help="Fine-tune with FSDP on a laptop or an EFA cluster on AWS, and prove which network carried the job.",
+    help="Fine-tune with FSDP on a laptop or on an EFA cluster on AWS, and prove which network carried the job.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="job file, such as training/jobs/demo.yaml")]
-Overrides = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a field of the job file")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, all else on standard error")]
+JobName = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="submission id or job name; default: the newest")
+]
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="run folder: a path or s3://BUCKET/PREFIX")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a field of the job file")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="one JSON object on standard output, all else on standard error")
+]
+Stack = Annotated[
+    str | None,
+    typer.Option("--stack", metavar="NAME", help="Pulumi stack whose outputs say where the cluster is"),
+]
+OutputsFile = Annotated[
+    Path | None,
+    typer.Option("--outputs", metavar="FILE", help="the stack's outputs as JSON, instead of --stack"),
+]
+RequireTransport = Annotated[
+    str | None,
+    typer.Option("--require-transport", metavar="efa|any", help="default: the job's, else the stack's"),
+]
 
 
 @app.command()
-def local(job_file: JobFile, overrides: Overrides = [], as_json: Json = False) -> None:  # noqa: B006
+def local(job_file: JobFile, overrides: Set = None, as_json: Json = False) -> None:
     """Run a job on this machine with a local Ray."""
-    from training.console import LocalConsole
+    from training.console import summary_table
     from training.job import load_job
-    from training.local import run_local
+    from training.local import report_path, run_local
 
-    job = load_job(job_file, overrides)
-    with LocalConsole(job, as_json=as_json) as console:
-        summary = run_local(job, console.event)
-    _finish(summary, as_json)
-
-
-def _finish(summary: dict[str, Any], as_json: bool) -> None:
-    from training.console import print_summary
-
-    print_summary(summary, stderr=as_json)
-    if as_json:
-        _print_json(summary)
+    with _output(as_json) as output:
+        job = load_job(job_file, overrides or ())
+        with output.progress() as progress:
+            summary = run_local(job, progress.event)
+        output.result(summary, summary_table(summary, report_path(summary)))
     raise typer.Exit(int(summary["exit_status"]))
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
-    sys.stdout.flush()
+@app.command()
+def submit(
+    job_file: JobFile,
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    overrides: Set = None,
+    require_transport: RequireTransport = None,
+    detach: Annotated[bool, typer.Option("--detach", help="return as soon as the job is queued")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask after the plan")] = False,
+    deadline: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="end the job with 12 when it takes longer")
+    ] = None,
+    resources: Annotated[
+        float, typer.Option(metavar="SECONDS", help="how long pods may take to be ready")
+    ] = 900.0,
+    show_log: Annotated[
+        bool, typer.Option("--show-log", help="print the job's log besides the progress")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a job on a stack's cluster, follow it, and exit with what became of it."""
+    from training.submit import commands
+    from training.submit.follow import Limits
+
+    _check_choice("--require-transport", require_transport, ("efa", "any"))
+    status = commands.submit(
+        job_file,
+        _access(stack, outputs),
+        overrides=overrides or (),
+        require_transport=require_transport,  # pyright: ignore[reportArgumentType]
+        detach=detach,
+        yes=yes,
+        as_json=as_json,
+        show_log=show_log,
+        limits=Limits(deadline=deadline, resources=resources),
+    )
+    raise typer.Exit(status)
+
+
+@app.command()
+def status(
+    name: JobName = None, stack: Stack = None, outputs: OutputsFile = None, as_json: Json = False
+) -> None:
+    """One look at a job: its progress, or its summary and exit status where it has ended."""
+    from training.submit import commands
+
+    raise typer.Exit(commands.status(_access(stack, outputs), name, as_json=as_json))
+
+
+@app.command()
+def logs(
+    name: JobName = None,
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    rank: Annotated[int | None, typer.Option(help="only what this rank said")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on to the end of the job")] = False,
+    first_failure: Annotated[
+        bool, typer.Option("--first-failure", help="only the failure that came first")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """The log of a job."""
+    from training.submit import commands
+
+    raise typer.Exit(
+        commands.logs(
+            _access(stack, outputs),
+            name,
+            rank=rank,
+            follow=follow,
+            first_failure=first_failure,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def stop(
+    name: JobName = None,
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop a job after a last checkpoint."""
+    from training.submit import commands
+
+    raise typer.Exit(commands.stop(_access(stack, outputs), name, now=now, as_json=as_json))
+
+
+@app.command("list")
+def list_jobs(stack: Stack = None, outputs: OutputsFile = None, as_json: Json = False) -> None:
+    """The jobs of a stack's cluster."""
+    from training.submit import commands
+
+    raise typer.Exit(commands.list_jobs(_access(stack, outputs), as_json=as_json))
+
+
+@app.command()
+def report(run: RunFolder, as_json: Json = False) -> None:
+    """Write report.html of a run folder again."""
+    from training.report import write_report
+    from training.storage import open_storage
+
+    with _output(as_json) as output:
+        storage = open_storage(run)
+        try:
+            write_report(storage)
+        except FileNotFoundError:
+            raise UsageError(
+                f"{run}: no run folder is there (job.yaml, metrics.jsonl, summary.json)"
+            ) from None
+        output.result({"report": f"{storage.uri}/report.html"})
+
+
+@app.command()
+def transport(run: RunFolder, require: RequireTransport = None, as_json: Json = False) -> None:
+    """Judge the logs and counters of a run folder again: which network carried it."""
+    from training.storage import open_storage
+    from training.summary import judge_last_attempt
+    from training.transport.verdict import exit_status
+
+    with _output(as_json) as output:
+        _check_choice("--require-transport", require, ("efa", "any"))
+        verdict = judge_last_attempt(open_storage(run), require=require)  # pyright: ignore[reportArgumentType]
+        output.result(verdict)
+    raise typer.Exit(exit_status(verdict, verdict.required))
+
+
+@app.command()
+def cost(
+    settings: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="settings file; default: Pulumi.dev.yaml")
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """What a stack costs per hour, part by part. No cloud access is needed."""
+    from infra.cost import UnknownPriceError, cost_of_settings_file
+    from infra.settings import SettingsError
+    from training.console import cost_table
+
+    with _output(as_json) as output:
+        path = settings or Path(f"Pulumi.{stack or 'dev'}.yaml")
+        if not path.is_file():
+            raise UsageError(f"{path}: no such settings file; give one, such as Pulumi.dev.yaml")
+        try:
+            costs = cost_of_settings_file(path).to_dict()
+        except (UnknownPriceError, SettingsError) as error:
+            raise UsageError(str(error)) from None
+        output.result(costs, cost_table(costs))
+
+
+@contextmanager
+def _output(as_json: bool) -> Generator[Output]:
+    """The streams of a command; an error for people is shown and becomes its exit status."""
+    from training.console import Output
+
+    with Output(json_mode=as_json) as output:
+        try:
+            yield output
+        except FinetuneError as error:
+            raise typer.Exit(int(output.error(error))) from None
+
+
+def _access(stack: str | None, outputs: Path | None) -> Any:
+    from training.submit.session import Access
+
+    return Access(stack=stack, outputs=outputs)
+
+
+def _check_choice(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise UsageError(f"{option} {value}: allowed are {', '.join(allowed)}")
 
 
 def main() -> None:
@@ -56,7 +247,7 @@ def main() -> None:
     try:
         app()
     except FinetuneError as error:
-        sys.stderr.write(f"finetune: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         sys.exit(int(error.status))
     except KeyboardInterrupt:
         sys.exit(int(ExitStatus.DETACHED))

@@ -25,7 +25,9 @@ FOLDER = "export"
 FILE_BYTES = 2 * 2**30
 
 
-def export(model: CausalLM, tokenizer: Any, storage: Storage, world: World, work_dir: Path, dtype: torch.dtype) -> None:
+def export(
+    model: CausalLM, tokenizer: Any, storage: Storage, world: World, work_dir: Path, dtype: torch.dtype
+) -> None:
     """Writes `export/` of the run folder: safetensors in `dtype`, configuration, tokenizer, generation configuration.
 
     Every rank calls it. An export is complete when its index (model.safetensors.index.json), written last, stands.
@@ -92,7 +94,9 @@ def _write_texts(model: CausalLM, tokenizer: Any, folder: Path, dtype: torch.dty
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # A base model's own end of text is not how a chat turn ends: without the turn's end, generation never stops.
-    ends = sorted({token for token in (config.eos_token_id, tokenizer.eos_token_id) if isinstance(token, int)})
+    ends = sorted(
+        {token for token in (config.eos_token_id, tokenizer.eos_token_id) if isinstance(token, int)}
+    )
     GenerationConfig(
         eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=False, use_cache=True
     ).save_pretrained(folder)

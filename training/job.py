@@ -35,7 +35,9 @@ class ArchitectureSpec(Section):
     num_layers: int = Field(gt=0)
     num_heads: int = Field(gt=0)
     num_kv_heads: int = Field(gt=0)
-    vocab_size: int = Field(gt=0, description="rows of the embedding; with a tokenizer trained in the run, its size")
+    vocab_size: int = Field(
+        gt=0, description="rows of the embedding; with a tokenizer trained in the run, its size"
+    )
     max_position_embeddings: int = Field(default=32_768, gt=0)
     rope_theta: float = Field(default=1_000_000.0, gt=0)
     tie_embeddings: bool = True
@@ -58,16 +60,24 @@ class ArchitectureSpec(Section):
 class ModelSpec(Section):
     """What is trained: a Hugging Face source, or an architecture with random weights."""
 
-    source: str | None = Field(default=None, description="hub id (owner/name), s3:// prefix or folder of a Hugging Face model")
-    revision: str | None = Field(default=None, description="commit of the hub repository; a branch name moves and is refused")
+    source: str | None = Field(
+        default=None, description="hub id (owner/name), s3:// prefix or folder of a Hugging Face model"
+    )
+    revision: str | None = Field(
+        default=None, description="commit of the hub repository; a branch name moves and is refused"
+    )
     architecture: ArchitectureSpec | None = None
     tokenizer: str | None = Field(
-        default=None, description="'train' (byte-pair encoding from the data), or a source; default: the model's own"
+        default=None,
+        description="'train' (byte-pair encoding from the data), or a source; default: the model's own",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        default="auto", description="dtype of the computation; auto: bfloat16 on CUDA, float32 on CPU. Masters are float32."
+        default="auto",
+        description="dtype of the computation; auto: bfloat16 on CUDA, float32 on CPU. Masters are float32.",
     )
-    float8: bool = Field(default=False, description="float8 matrix products in the linear layers of the blocks (CUDA >= 8.9)")
+    float8: bool = Field(
+        default=False, description="float8 matrix products in the linear layers of the blocks (CUDA >= 8.9)"
+    )
     compile: bool | Literal["auto"] = Field(default="auto", description="compile each block; auto: on CUDA")
 
     @model_validator(mode="after")
@@ -84,8 +94,12 @@ class ModelSpec(Section):
     @field_validator("revision")
     @classmethod
     def _pinned(cls, revision: str | None) -> str | None:
-        if revision is not None and not (len(revision) == 40 and all(c in "0123456789abcdef" for c in revision)):
-            raise ValueError(f"{revision!r} is not a commit: 40 lower-case hexadecimal digits are allowed (branches and tags move)")
+        if revision is not None and not (
+            len(revision) == 40 and all(c in "0123456789abcdef" for c in revision)
+        ):
+            raise ValueError(
+                f"{revision!r} is not a commit: 40 lower-case hexadecimal digits are allowed (branches and tags move)"
+            )
         return revision
 
 
@@ -121,14 +135,18 @@ class ScheduleSpec(Section):
 
     kind: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     warmup_steps: int | None = Field(default=None, ge=0, description="default: 3 % of the steps")
-    decay_fraction: float = Field(default=0.2, gt=0, le=1, description="last part of the steps in which wsd decays")
+    decay_fraction: float = Field(
+        default=0.2, gt=0, le=1, description="last part of the steps in which wsd decays"
+    )
     min_ratio: float = Field(default=0.1, ge=0, le=1, description="last learning rate over the highest one")
 
 
 class BatchSpec(Section):
     """Batch size in tokens."""
 
-    tokens_per_gpu: int = Field(default=8192, gt=0, description="tokens per GPU (per worker on CPU) and optimizer step")
+    tokens_per_gpu: int = Field(
+        default=8192, gt=0, description="tokens per GPU (per worker on CPU) and optimizer step"
+    )
     accumulation: int = Field(default=1, gt=0, description="micro-batches these tokens are split into")
 
     @property
@@ -138,7 +156,9 @@ class BatchSpec(Section):
     @model_validator(mode="after")
     def _divides(self) -> BatchSpec:
         if self.tokens_per_gpu % self.accumulation:
-            raise ValueError(f"tokens_per_gpu {self.tokens_per_gpu} is not a multiple of accumulation {self.accumulation}")
+            raise ValueError(
+                f"tokens_per_gpu {self.tokens_per_gpu} is not a multiple of accumulation {self.accumulation}"
+            )
         return self
 
 
@@ -148,8 +168,12 @@ class ParallelSpec(Section):
     sharding: Literal["auto", "full", "hybrid"] = Field(
         default="auto", description="full: over all ranks; hybrid: in a node, replicated across nodes"
     )
-    num_workers: int | None = Field(default=None, gt=0, description="ranks; default: every GPU of the stack, two on a laptop")
-    min_workers: int | None = Field(default=None, gt=0, description="the job may go on with as few ranks after a node is lost")
+    num_workers: int | None = Field(
+        default=None, gt=0, description="ranks; default: every GPU of the stack, two on a laptop"
+    )
+    min_workers: int | None = Field(
+        default=None, gt=0, description="the job may go on with as few ranks after a node is lost"
+    )
     reshard_after_forward: bool | Literal["auto"] = "auto"
     activation_checkpointing: Literal["auto", "none", "full"] | int = Field(
         default="auto", description="none, full, or an integer k: every k-th block; auto: by the memory model"
@@ -160,8 +184,14 @@ class ParallelSpec(Section):
     def _consistent(self) -> ParallelSpec:
         k = self.activation_checkpointing
         if isinstance(k, int) and k < 1:
-            raise ValueError(f"activation_checkpointing {k}: 'auto', 'none', 'full' or an integer >= 1 is allowed")
-        if self.min_workers is not None and self.num_workers is not None and self.min_workers > self.num_workers:
+            raise ValueError(
+                f"activation_checkpointing {k}: 'auto', 'none', 'full' or an integer >= 1 is allowed"
+            )
+        if (
+            self.min_workers is not None
+            and self.num_workers is not None
+            and self.min_workers > self.num_workers
+        ):
             raise ValueError(f"min_workers {self.min_workers} is greater than num_workers {self.num_workers}")
         return self
 
@@ -169,8 +199,14 @@ class ParallelSpec(Section):
 class CheckpointSpec(Section):
     """When checkpoints are written, and how many are kept."""
 
-    every: int = Field(default=200, gt=0, description="optimizer steps between two checkpoints; the last step always writes one")
-    keep: int = Field(default=2, gt=0, description="complete checkpoints that are kept; the best one is kept besides")
+    every: int = Field(
+        default=200,
+        gt=0,
+        description="optimizer steps between two checkpoints; the last step always writes one",
+    )
+    keep: int = Field(
+        default=2, gt=0, description="complete checkpoints that are kept; the best one is kept besides"
+    )
     asynchronous: bool = Field(default=True, alias="async", description="write while training goes on")
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
@@ -179,7 +215,11 @@ class CheckpointSpec(Section):
 class EvaluationSpec(Section):
     """Held-out loss and sample answers."""
 
-    every: int = Field(default=200, gt=0, description="optimizer steps between two evaluations; the first comes before any update")
+    every: int = Field(
+        default=200,
+        gt=0,
+        description="optimizer steps between two evaluations; the first comes before any update",
+    )
     max_batches: int = Field(default=50, gt=0, description="micro-batches per rank and evaluation")
     prompts: tuple[str, ...] = Field(default=(), description="answered by the exported model at the end")
     max_new_tokens: int = Field(default=64, gt=0)
@@ -188,17 +228,27 @@ class EvaluationSpec(Section):
 class ResilienceSpec(Section):
     """What happens when something breaks."""
 
-    max_failures: int = Field(default=3, ge=0, description="restarts of the worker group before the job fails")
-    step_timeout_seconds: float = Field(default=600.0, gt=0, description="a rank that makes no step for so long is reported as hung")
-    non_finite: Literal["stop", "skip"] = Field(default="stop", description="what a NaN or infinite loss or gradient does")
+    max_failures: int = Field(
+        default=3, ge=0, description="restarts of the worker group before the job fails"
+    )
+    step_timeout_seconds: float = Field(
+        default=600.0, gt=0, description="a rank that makes no step for so long is reported as hung"
+    )
+    non_finite: Literal["stop", "skip"] = Field(
+        default="stop", description="what a NaN or infinite loss or gradient does"
+    )
     loss_spike: Literal["ignore", "skip", "rollback", "stop"] = "ignore"
-    spike_factor: float = Field(default=3.0, gt=1, description="a spike is a loss above this multiple of the running median")
+    spike_factor: float = Field(
+        default=3.0, gt=1, description="a spike is a loss above this multiple of the running median"
+    )
 
 
 class TransportSpec(Section):
     """The network transport that must have carried the collectives."""
 
-    require: Literal["efa", "any"] | None = Field(default=None, description="default: what the stack requires")
+    require: Literal["efa", "any"] | None = Field(
+        default=None, description="default: what the stack requires"
+    )
 
 
 class TrackingSpec(Section):
@@ -220,15 +270,22 @@ class RuntimeEnvSpec(Section):
     def _pins(cls, pip: tuple[str, ...]) -> tuple[str, ...]:
         loose = [requirement for requirement in pip if "==" not in requirement and "@" not in requirement]
         if loose:
-            raise ValueError(f"{', '.join(loose)}: pin each package as name==version, so that a later run gets the same one")
+            raise ValueError(
+                f"{', '.join(loose)}: pin each package as name==version, so that a later run gets the same one"
+            )
         return pip
 
 
 class RunSpec(Section):
     """Where the run folder is."""
 
-    path: str | None = Field(default=None, description="folder or s3:// prefix; default: runs/NAME, on a stack STORAGE_URI/runs/NAME")
-    resume: bool = Field(default=True, description="go on from the newest complete checkpoint of the run folder")
+    path: str | None = Field(
+        default=None,
+        description="folder or s3:// prefix; default: runs/NAME, on a stack STORAGE_URI/runs/NAME",
+    )
+    resume: bool = Field(
+        default=True, description="go on from the newest complete checkpoint of the run folder"
+    )
 
 
 class JobSpec(Section):
@@ -280,7 +337,11 @@ class JobSpec(Section):
 
     def dump_yaml(self) -> str:
         """The resolved job, as it stands in the run folder's job.yaml."""
-        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(
+            self.model_dump(mode="json", by_alias=True, exclude_none=True),
+            sort_keys=False,
+            allow_unicode=True,
+        )
 
 
 # Loading: every problem is named with its place.
@@ -327,7 +388,9 @@ def _read(path: Path, places: _Places) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         shipped = sorted(str(job) for job in Path("training/jobs").glob("*.yaml"))
-        raise UsageError(f"{path}: no such job file." + (f" Shipped ones: {', '.join(shipped)}" if shipped else "")) from None
+        raise UsageError(
+            f"{path}: no such job file." + (f" Shipped ones: {', '.join(shipped)}" if shipped else "")
+        ) from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder; a job is one YAML file") from None
     except UnicodeDecodeError as error:
@@ -339,7 +402,9 @@ def _parse(text: str, places: _Places) -> dict[str, Any]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None or not isinstance(root, yaml.MappingNode):
-            raise UsageError(f"{places.path}: a job file is a mapping of keys (name, model, data, ...); found {_kind(root)}")
+            raise UsageError(
+                f"{places.path}: a job file is a mapping of keys (name, model, data, ...); found {_kind(root)}"
+            )
         _record_lines(root, (), places)
         return cast("dict[str, Any]", yaml.safe_load(text))
     except yaml.YAMLError as error:
@@ -349,7 +414,9 @@ def _parse(text: str, places: _Places) -> dict[str, Any]:
 
 
 def _kind(node: yaml.Node | None) -> str:
-    return {type(None): "an empty file", yaml.SequenceNode: "a list"}.get(type(node), "a plain value")
+    if node is None:
+        return "an empty file"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a plain value"
 
 
 def _record_lines(node: yaml.Node, key: tuple[str, ...], places: _Places) -> None:
@@ -385,7 +452,9 @@ def _apply_override(document: dict[str, Any], override: str, places: _Places) ->
             target[part] = {}
         inner = target[part]
         if not isinstance(inner, dict):
-            raise UsageError(f"--set {override}: {'.'.join(key[: depth + 1])} is {inner!r}, not a section with keys of its own")
+            raise UsageError(
+                f"--set {override}: {'.'.join(key[: depth + 1])} is {inner!r}, not a section with keys of its own"
+            )
         target = cast("dict[str, Any]", inner)
     target[key[-1]] = value
     places.overrides[key] = override

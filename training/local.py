@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[
         return run(job, run_uri, num_workers=_num_workers(job, ray_module))
 
 
+def report_path(summary: dict[str, Any]) -> str:
+    return f"{summary['run']}/report.html"
+
+
 def _check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,11 +47,13 @@ def _check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageError(f"run.path {folder}: cannot be written to ({error.strerror}); set run.path to a folder that can") from None
+        raise UsageError(
+            f"run.path {folder}: cannot be written to ({error.strerror}); set run.path to a folder that can"
+        ) from None
 
 
 @contextlib.contextmanager
-def _ray(job: JobSpec) -> Iterator[Any]:
+def _ray(job: JobSpec) -> Generator[Any]:
     # A token file of another cluster must not decide whether this one wants tokens.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_REDIRECT", "0")
@@ -60,8 +67,11 @@ def _ray(job: JobSpec) -> Iterator[Any]:
         num_cpus=max(os.cpu_count() or 1, _asked_workers(job) + 1),
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="error",
-        runtime_env={"env_vars": dict(job.runtime_env.env), **({"pip": list(job.runtime_env.pip)} if job.runtime_env.pip else {})},
+        logging_level=logging.ERROR,
+        runtime_env={
+            "env_vars": dict(job.runtime_env.env),
+            **({"pip": list(job.runtime_env.pip)} if job.runtime_env.pip else {}),
+        },
     )
     try:
         yield ray
@@ -79,12 +89,14 @@ def _num_workers(job: JobSpec, ray_module: Any) -> int:
         return _asked_workers(job)
     wanted = job.parallel.num_workers or gpus
     if wanted > gpus:
-        raise UsageError(f"parallel.num_workers {wanted}: this machine has {gpus} GPUs; lower it, or submit to a stack")
+        raise UsageError(
+            f"parallel.num_workers {wanted}: this machine has {gpus} GPUs; lower it, or submit to a stack"
+        )
     return wanted
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(run_uri: str) -> Iterator[None]:
+def _stop_on_interrupt(run_uri: str) -> Generator[None]:
     from training.loop import STOP_FILE
 
     def ask(_signal: int, _frame: Any) -> None:
@@ -99,7 +111,7 @@ def _stop_on_interrupt(run_uri: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _events(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def _events(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> Generator[None]:
     """Follows the file that rank 0 writes its events to."""
     from training.ray_entry import events_path
 

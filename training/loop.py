@@ -35,11 +35,13 @@ from training.job import JobSpec
 from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
 from training.model import CausalLM, init_weights, load_weights, num_parameters
 from training.optimizer import ShardedAdamW, gradient_norm
-from training.parallel import Sharding, World, begin_micro_batch, join_world, mesh_of, shard
+from training.parallel import Sharding, World, begin_micro_batch, compute_dtype, join_world, mesh_of, shard
 from training.samples import answer_prompts
 from training.schedule import learning_rate
 from training.sources import ModelSource, prepare_source
 from training.storage import Storage
+from training.transport.collect import nccl_host
+from training.transport.expected import ParameterGroup, expected_bytes_per_node
 from training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -85,7 +87,8 @@ class TrainResult:
     sharding: dict[str, Any]
     data: dict[str, Any]
     versions: dict[str, str]
-    stopped: bool = False
+    expected_bytes: dict[str, int]
+    """By host: what its collectives must have sent to other hosts in this attempt."""
     checkpoint_blocked_seconds: float = 0.0
 
 
@@ -225,6 +228,7 @@ class _Trainer:
         self.last_loss: float | None = None
         self.last_eval_loss: float | None = None
         self.throughput = _Throughput()
+        self.num_eval_batches = 0
         self._last_progress_event = 0.0
 
     # Set-up
@@ -237,7 +241,9 @@ class _Trainer:
         self.model, self.sharding = self._build_model(self.source)
         config = self.source.config
         # The embedding is a look-up; as the output layer it is a matrix product, tied or not.
-        matmul_parameters = num_parameters(self.model) - (0 if self.model.tied else config.vocab_size * config.hidden_size)
+        matmul_parameters = num_parameters(self.model) - (
+            0 if self.model.tied else config.vocab_size * config.hidden_size
+        )
         self.shape = (matmul_parameters, config.num_hidden_layers, config.hidden_size)
         self.optimizer = ShardedAdamW(self.model.hf.named_parameters(), self.job.optimizer)
         self.checkpointer = ckpt.Checkpointer(
@@ -352,7 +358,9 @@ class _Trainer:
             self.progress.supervised_tokens += agreed.supervised_tokens
             self.progress.data = self.data.train_loader.state_dict()
             last = self.progress.step == self.total_steps
-            eval_loss = self._evaluate(self.progress.step) if self._due(self.job.evaluation.every, last) else None
+            eval_loss = (
+                self._evaluate(self.progress.step) if self._due(self.job.evaluation.every, last) else None
+            )
             timer.end("evaluation")
             self._save_if_due(last, agreed, eval_loss)
             timer.end("checkpoint")
@@ -380,7 +388,9 @@ class _Trainer:
                 raise JobStopped(f"stopped on request after step {self.progress.step} of {self.total_steps}")
             if agreed.preempted and not last:
                 self.checkpointer.wait()
-                raise Preempted(f"preempted: checkpoint {self.published} was written at step {self.progress.step}")
+                raise Preempted(
+                    f"preempted: checkpoint {self.published} was written at step {self.progress.step}"
+                )
         self.checkpointer.wait()
 
     def _forward_backward(self, batches: list[Batch], supervised_tokens: int, timer: PartTimer) -> Tensor:
@@ -425,13 +435,16 @@ class _Trainer:
             layout = layout_of(batch, self.job.data.max_length, self.world.device)
             totals[0] += float(self.model(batch.to(self.world.device), layout))
             totals[1] += batch.num_supervised
+            self.num_eval_batches += 1
         self.model.train()
         dist.all_reduce(totals, group=self.world.control)
         loss = float(totals[0] / totals[1])
         if self.progress.first_eval_loss is None:
             self.progress.first_eval_loss = loss
         if step == 0 and self.log is not None:
-            self.log.write(StepRecord(0, 0, 0, None, 0.0, None, 0.0, {}, memory(self.world.device), self.attempt, loss))
+            self.log.write(
+                StepRecord(0, 0, 0, None, 0.0, None, 0.0, {}, memory(self.world.device), self.attempt, loss)
+            )
         self.last_eval_loss = loss
         self._event({"event": "evaluation", "step": step, "eval_loss": loss})
         return loss
@@ -494,7 +507,9 @@ class _Trainer:
         mine = {"rank": self.world.rank, "host": socket.gethostname(), "documents": documents[:5]}
         everyone: list[Any] = [None] * self.world.size
         dist.all_gather_object(everyone, mine, group=self.world.control)
-        where = "; ".join(f"rank {item['rank']} ({item['host']}): {', '.join(item['documents'])}" for item in everyone)
+        where = "; ".join(
+            f"rank {item['rank']} ({item['host']}): {', '.join(item['documents'])}" for item in everyone
+        )
         what = f"step {pending.step}: loss {loss}, gradient norm {grad_norm}. The batch: {where}"
         self._event({"event": "non_finite", "step": pending.step, "what": what})
         if self.job.resilience.non_finite == "stop":
@@ -507,7 +522,10 @@ class _Trainer:
     def _document_beginnings(self, batch: Batch) -> list[str]:
         """The first words of each document of a batch: enough to find it in the data."""
         starts = batch.cu_seqlens.tolist()[: batch.num_documents]
-        return [repr(self.source.tokenizer.decode(batch.input_ids[start : start + 16].tolist())) for start in starts]
+        return [
+            repr(self.source.tokenizer.decode(batch.input_ids[start : start + 16].tolist()))
+            for start in starts
+        ]
 
     def _progress_event(self, record: StepRecord) -> None:
         now = time.monotonic()
@@ -542,7 +560,13 @@ class _Trainer:
         self.hooks.event({"event": "warning", "text": text})
 
     def _report_hang(self, step: int, phase: str, stack: str) -> None:
-        report = {"rank": self.world.rank, "host": socket.gethostname(), "step": step, "phase": phase, "stack": stack}
+        report = {
+            "rank": self.world.rank,
+            "host": socket.gethostname(),
+            "step": step,
+            "phase": phase,
+            "stack": stack,
+        }
         self.storage.write_text(f"hangs/{self.attempt}/rank-{self.world.rank}.json", json.dumps(report))
         self.hooks.event({"event": "hang", **report})
 
@@ -562,7 +586,11 @@ class _Trainer:
 
     def _stop_asked(self) -> bool:
         now = time.monotonic()
-        if self.world.rank == 0 and not self.stop_requested and now - self._last_stop_poll > STOP_POLL_SECONDS:
+        if (
+            self.world.rank == 0
+            and not self.stop_requested
+            and now - self._last_stop_poll > STOP_POLL_SECONDS
+        ):
             self._last_stop_poll = now
             self.stop_requested = self.storage.exists(STOP_FILE)
         return self.stop_requested
@@ -588,7 +616,11 @@ class _Trainer:
         self._answer_prompts()
         peak, mfu_reason = peak_flops(self.world.device)
         throughput = self.throughput
-        mfu = throughput.flops / throughput.seconds / (peak * self.world.size) if peak and throughput.seconds else None
+        mfu = (
+            throughput.flops / throughput.seconds / (peak * self.world.size)
+            if peak and throughput.seconds
+            else None
+        )
         peak_memory = memory(self.world.device)
         result = TrainResult(
             attempt=self.attempt,
@@ -612,11 +644,28 @@ class _Trainer:
             sharding=dict(self.sharding.__dict__),
             data=self.data.report.model_dump(mode="json"),
             versions=versions(),
+            expected_bytes=self._expected_bytes(),
             checkpoint_blocked_seconds=self.checkpoint_seconds,
         )
         if self.world.rank == 0:
             self.storage.write_text(f"attempts/{self.attempt}.result.json", json.dumps(result.__dict__))
         return result
+
+    def _expected_bytes(self) -> dict[str, int]:
+        hosts: list[Any] = [None] * self.world.size
+        dist.all_gather_object(hosts, nccl_host(), group=self.world.control)
+        expected = expected_bytes_per_node(
+            parameter_groups(self.model, self.sharding),
+            scheme=self.sharding.scheme,
+            world_size=self.world.size,
+            gpus_per_node=self.world.local_size,
+            num_steps=self.throughput.steps,
+            accumulation=self.job.batch.accumulation,
+            parameter_bytes=compute_dtype(self.job, self.world.device).itemsize,
+            reduce_bytes=getattr(torch, self.job.parallel.reduce_dtype).itemsize,
+            num_forward_only=self.num_eval_batches,
+        )
+        return dict.fromkeys(hosts, expected)
 
     def _answer_prompts(self) -> None:
         """The export is proven by using it: loaded back, it answers the job's prompts."""
@@ -640,6 +689,15 @@ def document_lengths(batch: Batch) -> list[int]:
     return [after - before for before, after in zip(borders, borders[1:], strict=False)]
 
 
+def parameter_groups(model: CausalLM, sharding: Sharding) -> list[ParameterGroup]:
+    """The FSDP groups: one per block, and the root with what is left."""
+    blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks]
+    groups = [
+        ParameterGroup(num_parameters=count, resharded=sharding.reshard_after_forward) for count in blocks
+    ]
+    return [*groups, ParameterGroup(num_parameters=num_parameters(model) - sum(blocks), resharded=False)]
+
+
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
@@ -647,8 +705,14 @@ def device_name(device: torch.device) -> str:
 def versions() -> dict[str, str]:
     import transformers
 
-    found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     if torch.cuda.is_available():
+        from torch.cuda import nccl
+
         found["cuda"] = str(torch.version.cuda)
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        found["nccl"] = ".".join(str(part) for part in nccl.version())
     return found

@@ -34,7 +34,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                grad_weight += grad_logits.t() @ hidden[rows]
+                _add_product(grad_weight, grad_logits.t(), hidden[rows])
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         return total
@@ -45,14 +45,34 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
             None if grad_hidden is None else grad_hidden * grad_output.to(grad_hidden.dtype),
-            None if grad_weight is None else (grad_weight * grad_output).to(ctx.weight_dtype),
+            None if grad_weight is None else _scaled(grad_weight, grad_output, ctx.weight_dtype),
             None,
             None,
         )
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total (float32) += left @ right; on CUDA in the matrix product itself, which saves a pass over `total`."""
+    if total.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def _scaled(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """tensor * factor in another dtype, in one pass."""
+    return torch.mul(tensor, factor, out=torch.empty_like(tensor, dtype=dtype))
+
+
 def _chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed loss of one chunk (float32 scalar) and its gradient with respect to the logits (dtype of the logits)."""
+    """Summed loss of one chunk (float32 scalar) and its gradient with respect to the logits (dtype of the logits).
+
+    On CUDA the gradient takes the place of the logits.
+    """
+    if logits.is_cuda:
+        from training.kernels.cross_entropy_triton import chunk_in_place
+
+        return chunk_in_place(logits, targets, IGNORE)
     supervised = targets != IGNORE
     safe_targets = targets.masked_fill(~supervised, 0)
     logits32 = logits.float()
@@ -60,12 +80,16 @@ def _chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     target_logits = logits32.gather(-1, safe_targets[:, None]).squeeze(-1)
     loss = ((log_normalizer - target_logits) * supervised).sum()
     probabilities = torch.exp(logits32 - log_normalizer[:, None])
-    probabilities.scatter_add_(-1, safe_targets[:, None], probabilities.new_full((), -1.0).expand_as(safe_targets[:, None]))
+    probabilities.scatter_add_(
+        -1, safe_targets[:, None], probabilities.new_full((), -1.0).expand_as(safe_targets[:, None])
+    )
     probabilities *= supervised[:, None]
     return loss, probabilities.to(logits.dtype)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = CHUNK_TOKENS
+) -> Tensor:
     """Summed cross entropy of `hidden @ weight.T` against `targets`, over the tokens whose target is not -100.
 
     hidden [tokens, hidden_size] · weight [vocab, hidden_size] · targets [tokens] int64. Returns a float32 scalar.

@@ -40,7 +40,9 @@ def peak_flops(device: torch.device) -> tuple[float | None, str | None]:
     return None, f"the peak of {name!r} is not in the table (known: {', '.join(PEAK_BF16_TFLOPS)})"
 
 
-def flops_per_step(num_matmul_parameters: int, num_layers: int, attention_width: int, lengths: list[int]) -> float:
+def flops_per_step(
+    num_matmul_parameters: int, num_layers: int, attention_width: int, lengths: list[int]
+) -> float:
     """Model FLOPs of forward and backward over documents of these lengths: 6 N per token, and causal attention.
 
     6 N T + 6 L w sum(length^2): PaLM's appendix B with half of the attention products, as a causal mask needs;

@@ -17,7 +17,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # pyright: ignore[reportPrivateUsage]
-from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from training import attention
 from training.data.batch import Batch
@@ -43,7 +51,9 @@ class CausalLM(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         with torch.device("meta"):
-            self.hf = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
+            self.hf = AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention.NAME, dtype=torch.float32
+            )
         self.config = config
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
 
@@ -75,7 +85,9 @@ class CausalLM(nn.Module):
     def assert_tied(self) -> None:
         """The embedding and the output layer must stay one parameter: a lost tie lets them drift apart silently."""
         if self.tied and self.hf.lm_head.weight is not self.hf.model.embed_tokens.weight:
-            raise RuntimeError("the tie between embedding and lm_head was lost: they would train as two parameters")
+            raise RuntimeError(
+                "the tie between embedding and lm_head was lost: they would train as two parameters"
+            )
 
 
 def config_of(architecture: ArchitectureSpec, vocab_size: int, eos_token_id: int, pad_token_id: int) -> Any:
@@ -124,8 +136,12 @@ def load_weights(model: CausalLM, folder: Path, report: Callable[[str], None] | 
     files = _tensor_files(folder)
     parameters = parameter_names(model)
     missing = sorted(parameters.keys() - files.keys())
-    surplus = sorted(name for name in files.keys() - parameters.keys() if not (model.tied and name == "lm_head.weight"))
-    surplus = [name for name in surplus if not name.endswith("rotary_emb.inv_freq")]  # a buffer that old exports hold
+    surplus = sorted(
+        name for name in files.keys() - parameters.keys() if not (model.tied and name == "lm_head.weight")
+    )
+    surplus = [
+        name for name in surplus if not name.endswith("rotary_emb.inv_freq")
+    ]  # a buffer that old exports hold
     if missing or surplus:
         raise UsageError(
             f"{folder}: the weights do not fit the configuration:"
@@ -144,7 +160,9 @@ def load_weights(model: CausalLM, folder: Path, report: Callable[[str], None] | 
                 source = file.get_slice(name)
                 shape, wanted = tuple(source.get_shape()), tuple(parameters[name].shape)
                 if shape != wanted:
-                    raise UsageError(f"{path}: {name} has shape {list(shape)}, the configuration says {list(wanted)}")
+                    raise UsageError(
+                        f"{path}: {name} has shape {list(shape)}, the configuration says {list(wanted)}"
+                    )
                 _fill(parameters[name], lambda rows, source=source: source[rows])
     _finish(model)
 
@@ -183,7 +201,9 @@ def recompute_buffers(model: CausalLM) -> None:
             cast("Tensor", module.embed_scale).fill_(cast("float", module.scalar_embed_scale))
             continue
         if "inv_freq" not in own:
-            raise UsageError(f"{name or 'the model'} has buffers that cannot be computed again: {', '.join(own)}")
+            raise UsageError(
+                f"{name or 'the model'} has buffers that cannot be computed again: {', '.join(own)}"
+            )
         fresh = type(module)(model.config)
         for buffer in own:
             cast("Tensor", getattr(module, buffer)).copy_(cast("Tensor", getattr(fresh, buffer)))
@@ -196,7 +216,9 @@ def _fill(parameter: nn.Parameter, rows_of: Callable[[slice], Tensor]) -> None:
             parameter.copy_(rows_of(slice(None)))
             return
         shard = parameter.data
-        shape, offset = compute_local_shape_and_global_offset(shard.shape, shard.device_mesh, shard.placements)
+        shape, offset = compute_local_shape_and_global_offset(
+            shard.shape, shard.device_mesh, shard.placements
+        )
         local = shard.to_local()
         if local.numel():
             assert tuple(shape[1:]) == tuple(shard.shape[1:]), "only the first dimension is sharded"
@@ -213,12 +235,13 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     if not files:
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         raise UsageError(
-            f"{folder}: no .safetensors file" + (f" (found {', '.join(others)}: pickled weights are refused)" if others else "")
+            f"{folder}: no .safetensors file"
+            + (f" (found {', '.join(others)}: pickled weights are refused)" if others else "")
         )
     found: dict[str, Path] = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
-            found.update(dict.fromkeys(cast("Iterator[str]", file.keys()), path))  # noqa: SIM118
+            found.update(dict.fromkeys(cast("Iterator[str]", file.keys()), path))
     return found
 
 

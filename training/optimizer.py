@@ -83,7 +83,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], shard_group: dist.ProcessG
     grads = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not grads:
         raise RuntimeError("no parameter has a gradient: was backward called?")
-    square = torch.stack(torch._foreach_norm(grads)).float().square().sum()
+    square = torch.stack(torch._foreach_norm(grads)).float().square().sum()  # pyright: ignore[reportPrivateUsage]
     if shard_group is not None and dist.get_world_size(shard_group) > 1:
         dist.all_reduce(square, group=shard_group)
     return square.sqrt()

@@ -71,7 +71,9 @@ def worker(config: dict[str, Any]) -> None:
         train(job, storage, work_dir, hooks, attempt, world)
     except JobStopped as stopped:
         if world.rank == 0:
-            storage.write_text(_final_failure(launch), json.dumps({"status": int(stopped.status), "message": str(stopped)}))
+            storage.write_text(
+                _final_failure(launch), json.dumps({"status": int(stopped.status), "message": str(stopped)})
+            )
     except Exception as error:
         _record_failure(storage, launch, attempt, world.rank, error)
         if isinstance(error, UsageError):
@@ -112,9 +114,18 @@ def _record_failure(storage: Storage, launch: Launch, attempt: str, rank: int, e
         "launch": launch.launch_id,
     }
     storage.write_text(f"{FAILURES}/{attempt}/rank-{rank}.json", json.dumps(failure))
-    emit({"event": "failure", "rank": rank, "host": failure["host"], "error": f"{failure['type']}: {failure['message']}"})
+    emit(
+        {
+            "event": "failure",
+            "rank": rank,
+            "host": failure["host"],
+            "error": f"{failure['type']}: {failure['message']}",
+        }
+    )
     if isinstance(error, UsageError) and rank == 0:
-        storage.write_text(_final_failure(launch), json.dumps({"status": int(error.status), "message": str(error)}))
+        storage.write_text(
+            _final_failure(launch), json.dumps({"status": int(error.status), "message": str(error)})
+        )
 
 
 def _final_failure(launch: Launch) -> str:
@@ -135,7 +146,9 @@ def events_path(name: str) -> Path:
 # The driver
 
 
-def run(job: JobSpec, run_uri: str, *, num_workers: int, target: dict[str, Any] | None = None) -> dict[str, Any]:
+def run(
+    job: JobSpec, run_uri: str, *, num_workers: int, target: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Trains a job on the Ray cluster this process is connected to, and returns the summary (also in summary.json).
 
     target: the stack's outputs as a dictionary, where there is a stack. Never raises for a job that fails: the summary
@@ -198,7 +211,11 @@ def _outcome(storage: Storage, launch: Launch, error: Exception | None) -> dict[
     if storage.exists(_final_failure(launch)):
         final = json.loads(storage.read_text(_final_failure(launch)))
         status = ExitStatus(final["status"])
-        return {"status": "stopped" if status == ExitStatus.JOB_STOPPED else "failed", "exit_status": int(status), "error": {"message": final["message"]}}
+        return {
+            "status": "stopped" if status == ExitStatus.JOB_STOPPED else "failed",
+            "exit_status": int(status),
+            "error": {"message": final["message"]},
+        }
     if error is None:
         return {"status": "succeeded", "exit_status": int(ExitStatus.SUCCEEDED), "error": None}
     return {
@@ -215,13 +232,18 @@ def first_failure(storage: Storage, launch_id: str) -> dict[str, Any] | None:
     if not failures:
         return None
     last_attempt = max(failure["attempt"] for failure in failures)
-    return min((f for f in failures if f["attempt"] == last_attempt), key=lambda failure: cast("float", failure["time"]))
+    return min(
+        (f for f in failures if f["attempt"] == last_attempt),
+        key=lambda failure: cast("float", failure["time"]),
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.ray_entry", description=__doc__)
     parser.add_argument("--job", required=True, type=Path, help="resolved job file")
-    parser.add_argument("--run", required=True, help="run folder: a path all nodes share, or s3://BUCKET/PREFIX")
+    parser.add_argument(
+        "--run", required=True, help="run folder: a path all nodes share, or s3://BUCKET/PREFIX"
+    )
     parser.add_argument("--num-workers", required=True, type=int)
     parser.add_argument("--target", type=Path, help="stack outputs as JSON")
     options = parser.parse_args(arguments)

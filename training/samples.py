@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,10 +24,12 @@ def answer_prompts(
     Returns a list of {prompt, answer}.
     """
     folder = _local_export(storage, work_dir)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False).to(device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+    model = model.to(device).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     samples = [
-        {"prompt": prompt, "answer": _answer(model, tokenizer, prompt, device, max_new_tokens)} for prompt in prompts
+        {"prompt": prompt, "answer": _answer(model, tokenizer, prompt, device, max_new_tokens)}
+        for prompt in prompts
     ]
     storage.write_text(NAME, json.dumps(samples, ensure_ascii=False, indent=1))
     return samples
@@ -42,11 +45,11 @@ def _local_export(storage: Storage, work_dir: Path) -> Path:
 
 
 @torch.no_grad()
-def _answer(model: object, tokenizer: object, prompt: str, device: torch.device, max_new_tokens: int) -> str:
+def _answer(model: Any, tokenizer: Any, prompt: str, device: torch.device, max_new_tokens: int) -> str:
     messages = [{"role": "user", "content": prompt}]
-    encoded = tokenizer.apply_chat_template(  # pyright: ignore[reportAttributeAccessIssue]
+    encoded = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     ).to(device)
-    generated = model.generate(**encoded, max_new_tokens=max_new_tokens)  # pyright: ignore[reportAttributeAccessIssue]
+    generated = model.generate(**encoded, max_new_tokens=max_new_tokens)
     new_tokens = generated[0, encoded["input_ids"].shape[1] :]
-    return tokenizer.decode(new_tokens, skip_special_tokens=True).strip()  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer.decode(new_tokens, skip_special_tokens=True).strip()

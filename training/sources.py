@@ -53,7 +53,12 @@ def prepare_source(job: JobSpec, storage: Storage, world: World, work_dir: Path)
                 f"model.architecture.vocab_size {vocab_size} is less than the {len(tokenizer)} tokens of "
                 f"tokenizer {job.model.tokenizer}: set it to at least that"
             )
-    config = config_of(job.model.architecture, vocab_size, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    config = config_of(
+        job.model.architecture,
+        vocab_size,
+        _token_id(tokenizer, "eos_token"),
+        _token_id(tokenizer, "pad_token"),
+    )
     return ModelSource(config, tokenizer, None, None)
 
 
@@ -126,12 +131,21 @@ def _make_tokenizer(job: JobSpec, storage: Storage, work_dir: Path) -> None:
         storage.upload(path, f"{TOKENIZER_FOLDER}/{path.name}")
 
 
+def _token_id(tokenizer: PreTrainedTokenizerFast, name: str) -> int:
+    token = getattr(tokenizer, f"{name}_id")
+    if not isinstance(token, int):
+        raise UsageError(f"the tokenizer has no {name}; give one that has (tokenizer_config.json)")
+    return token
+
+
 def _padded_vocab(size: int) -> int:
     """Rows of the embedding: a multiple of 64, which matrix kernels like."""
     return -(-size // 64) * 64
 
 
-def _once_per_node(world: World, work_dir: Path, fetch: Callable[[], tuple[Path, str | None]]) -> tuple[Path, str | None]:
+def _once_per_node(
+    world: World, work_dir: Path, fetch: Callable[[], tuple[Path, str | None]]
+) -> tuple[Path, str | None]:
     """One rank of a node downloads, the others wait at its lock and find everything there."""
     work_dir.mkdir(parents=True, exist_ok=True)
     with (work_dir / "model.lock").open("w") as lock:

@@ -182,10 +182,14 @@ class S3Storage(Storage):
         keys = [*(self._key(name) for name in self.list(prefix)), self._key(prefix)]
         for start in range(0, len(keys), 1000):  # DeleteObjects takes at most 1,000 keys a call
             objects = [{"Key": key} for key in keys[start : start + 1000]]
-            answer = self._client.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
+            answer = self._client.delete_objects(
+                Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True}
+            )
             if answer.get("Errors"):
                 first = answer["Errors"][0]
-                raise OSError(f"{self.uri}: cannot delete {first.get('Key')}: {first.get('Code')} {first.get('Message')}")
+                raise OSError(
+                    f"{self.uri}: cannot delete {first.get('Key')}: {first.get('Code')} {first.get('Message')}"
+                )
 
     def _missing(self, name: str, error: Any) -> Exception:
         if _status(error) == 404:

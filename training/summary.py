@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from training.errors import ExitStatus
+from training.errors import ExitStatus, UsageError
 from training.evidence import FOLDER as EVIDENCE_FOLDER
 from training.evidence import merge_counters
 from training.job import JobSpec
@@ -78,7 +78,9 @@ def _attempts(storage: Storage, started: float) -> list[dict[str, Any]]:
     names = [name for name in storage.list("attempts") if not name.endswith(".result.json")]
     attempts = [json.loads(storage.read_text(name)) for name in names]
     # A worker's clock may be behind the driver's by a little.
-    return sorted((a for a in attempts if a["time"] >= started - 60), key=lambda attempt: cast("float", attempt["time"]))
+    return sorted(
+        (a for a in attempts if a["time"] >= started - 60), key=lambda attempt: cast("float", attempt["time"])
+    )
 
 
 def _last_result(storage: Storage, attempts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,14 +103,32 @@ def _judge(
     attempt = str(attempts[-1]["attempt"])
     required = cast("Require", job.transport.require or (target or {}).get("required_transport") or "any")
     with tempfile.TemporaryDirectory() as folder:
-        merge_counters(storage, attempt, result.get("expected_bytes", {}), Path(folder) / "merged")
-        local = Path(folder) / attempt
-        for name in storage.list(f"{EVIDENCE_FOLDER}/{attempt}"):
-            storage.download(name, local / Path(name).name)
-        local.mkdir(exist_ok=True)
-        report = judge(local, require=required, gpudirect_required=bool((target or {}).get("gpudirect", False)))
+        merge_counters(storage, attempt, result.get("expected_bytes", {}), Path(folder))
+    report = _judge_attempt(storage, attempt, required, bool((target or {}).get("gpudirect", False)))
     storage.write_text("transport.json", report.model_dump_json(indent=1))
     return report
+
+
+def judge_last_attempt(storage: Storage, require: Require | None = None) -> TransportReport:
+    """Judges a run folder again. What was required stands in its transport.json, unless `require` says otherwise.
+
+    Raises UsageError where the folder holds no evidence.
+    """
+    attempts = sorted({name.split("/")[1] for name in storage.list(EVIDENCE_FOLDER) if name.count("/") == 2})
+    if not attempts:
+        raise UsageError(f"{storage.uri}: no {EVIDENCE_FOLDER}/<attempt>/ is there: nothing to judge")
+    before = json.loads(storage.read_text("transport.json")) if storage.exists("transport.json") else {}
+    required = cast("Require", require or before.get("required") or "any")
+    return _judge_attempt(storage, attempts[-1], required, bool(before.get("gpudirect_required", False)))
+
+
+def _judge_attempt(storage: Storage, attempt: str, required: Require, gpudirect: bool) -> TransportReport:
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / attempt
+        local.mkdir()
+        for name in storage.list(f"{EVIDENCE_FOLDER}/{attempt}"):
+            storage.download(name, local / Path(name).name)
+        return judge(local, require=required, gpudirect_required=gpudirect)
 
 
 def _last_step(storage: Storage) -> int:

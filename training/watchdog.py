@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 # What the process exits with; the worker group sees a dead worker and restarts.
 HUNG_EXIT_CODE = 70
@@ -30,7 +30,11 @@ class Watchdog:
         self.timeout_seconds = timeout_seconds
         self._on_hang = on_hang
         self._exit = exit_process
-        self._main = threading.main_thread().ident if threading.current_thread() is threading.main_thread() else threading.get_ident()
+        self._main = (
+            threading.main_thread().ident
+            if threading.current_thread() is threading.main_thread()
+            else threading.get_ident()
+        )
         self._step = 0
         self._phase = "setup"
         self._since = time.monotonic()
@@ -48,7 +52,7 @@ class Watchdog:
         self._step, self._phase, self._since = step, phase, time.monotonic()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """For work of unknown length, such as the compilation in a first step, or a download."""
         self._paused += 1
         try:
@@ -66,4 +70,8 @@ class Watchdog:
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._main or 0)  # pyright: ignore[reportPrivateUsage]
-        return "".join(traceback.format_stack(frame)) if frame is not None else "no stack: the main thread has ended"
+        return (
+            "".join(traceback.format_stack(frame))
+            if frame is not None
+            else "no stack: the main thread has ended"
+        )

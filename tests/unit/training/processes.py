@@ -14,16 +14,24 @@ import torch.multiprocessing as mp
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, local_size: int | None = None, timeout: float = 240.0
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    local_size: int | None = None,
+    timeout: float = 240.0,
 ) -> list[Any]:
     """Calls function(*arguments) on every rank and returns the results by rank. Raises with the traceback of the first failing rank."""
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["training.loop"])  # so that the ranks start in moments, not each importing torch
+    context.set_forkserver_preload(
+        ["training.loop"]
+    )  # so that the ranks start in moments, not each importing torch
     results = context.Queue()
     port = _free_port()
     processes = [
         context.Process(
-            target=_entry, args=(function, arguments, rank, world_size, local_size or world_size, port, results), daemon=True
+            target=_entry,
+            args=(function, arguments, rank, world_size, local_size or world_size, port, results),
+            daemon=True,
         )
         for rank in range(world_size)
     ]
@@ -35,7 +43,9 @@ def run_ranks(
             try:
                 rank, value, failure = results.get(timeout=timeout)
             except queue.Empty:
-                raise AssertionError(f"only ranks {sorted(collected)} of {world_size} answered in {timeout:.0f} s") from None
+                raise AssertionError(
+                    f"only ranks {sorted(collected)} of {world_size} answered in {timeout:.0f} s"
+                ) from None
             if failure is not None:
                 raise AssertionError(f"rank {rank} failed:\n{failure}")
             collected[rank] = value

@@ -45,7 +45,9 @@ def test_chunked_loss_equals_the_plain_one() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(tokens=st.integers(1, 70), chunk=st.integers(1, 80), seed=st.integers(0, 2**16), ignored=st.floats(0, 1))
+@given(
+    tokens=st.integers(1, 70), chunk=st.integers(1, 80), seed=st.integers(0, 2**16), ignored=st.floats(0, 1)
+)
 def test_the_chunk_size_does_not_matter(tokens: int, chunk: int, seed: int, ignored: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(tokens, 8, generator=generator)
@@ -114,15 +116,27 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "accumulation", "scheme", "local_size", "reshard", "checkpoint_every"), CASES)
+@pytest.mark.parametrize(
+    ("world_size", "accumulation", "scheme", "local_size", "reshard", "checkpoint_every"), CASES
+)
 def test_sharded_loss_and_gradient_norm_equal_the_plain_ones(
     world_size: int, accumulation: int, scheme: str, local_size: int, reshard: bool, checkpoint_every: int
 ) -> None:
     config = _config()
-    batches = [ragged_batch(seed, TOKENS, num_documents=1 + seed % 5) for seed in range(world_size * accumulation)]
+    batches = [
+        ragged_batch(seed, TOKENS, num_documents=1 + seed % 5) for seed in range(world_size * accumulation)
+    ]
     truth = _plain_truth(config, batches)
     results = run_ranks(
-        _sharded, world_size, config, batches, accumulation, scheme, reshard, checkpoint_every, local_size=local_size
+        _sharded,
+        world_size,
+        config,
+        batches,
+        accumulation,
+        scheme,
+        reshard,
+        checkpoint_every,
+        local_size=local_size,
     )
     for loss, norm in results:
         assert loss == pytest.approx(truth[0], rel=1e-5)
@@ -145,11 +159,15 @@ def test_packed_loss_and_gradients_equal_unpacked_ones(family: str) -> None:
             loss.backward()
             total += loss.detach()
         losses.append(total.item())
-        gradients.append({name: p.grad.clone() for name, p in model.hf.named_parameters() if p.grad is not None})
+        gradients.append(
+            {name: p.grad.clone() for name, p in model.hf.named_parameters() if p.grad is not None}
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert gradients[0].keys() == gradients[1].keys()
     for name, packed in gradients[0].items():
-        torch.testing.assert_close(packed, gradients[1][name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            packed, gradients[1][name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
     assert losses[0] == pytest.approx(_plain_loss(config, batch), rel=1e-5)
 
 
@@ -161,7 +179,9 @@ def _plain_loss(config: Any, batch: Batch) -> float:
     plain.load_state_dict(model.hf.state_dict(), strict=True)
     with torch.no_grad():
         return sum(
-            F.cross_entropy(plain(input_ids=d.input_ids[None]).logits[0], d.labels, ignore_index=IGNORE, reduction="sum").item()
+            F.cross_entropy(
+                plain(input_ids=d.input_ids[None]).logits[0], d.labels, ignore_index=IGNORE, reduction="sum"
+            ).item()
             for d in split_documents(batch)
             if d.num_supervised
         )

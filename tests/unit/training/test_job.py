@@ -38,17 +38,32 @@ def _error(tmp_path: Path, text: str, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("steps: 100", "stepz: 100"), ["job.yaml:9: unknown key stepz", "Did you mean steps?", "Allowed in a job: name, model"]),
-        (("  source: ./model", "  sauce: ./model"), ["job.yaml:3: unknown key model.sauce", "Did you mean model.source?"]),
+        (
+            ("steps: 100", "stepz: 100"),
+            ["job.yaml:9: unknown key stepz", "Did you mean steps?", "Allowed in a job: name, model"],
+        ),
+        (
+            ("  source: ./model", "  sauce: ./model"),
+            ["job.yaml:3: unknown key model.sauce", "Did you mean model.source?"],
+        ),
         (("steps: 100", "steps: many"), ["job.yaml:9: steps: found 'many'", "valid integer"]),
         (("steps: 100", "steps: 0"), ["job.yaml:9: steps: found 0", "greater than 0"]),
         (("steps: 100", "steps: 100\nepochs: 2"), ["exactly one of steps and epochs (found both)"]),
         (("steps: 100\n", ""), ["exactly one of steps and epochs (found neither)"]),
-        (("max_length: 128", "max_length: 4096"), ["job.yaml:6: data.max_length 4096 is longer than a micro-batch of 1024 tokens"]),
+        (
+            ("max_length: 128", "max_length: 4096"),
+            ["job.yaml:6: data.max_length 4096 is longer than a micro-batch of 1024 tokens"],
+        ),
         (("name: demo", "name: Demo_1"), ["job.yaml:1: name: found 'Demo_1'", "pattern"]),
         (("name: demo\n", ""), ["name is missing"]),
-        (("tokens_per_gpu: 1024", "tokens_per_gpu: 1024\n  accumulation: 3"), ["1024 is not a multiple of accumulation 3"]),
-        (("  source: ./model", "  source: a/b\n  revision: main"), ["job.yaml:4: model.revision", "40 lower-case hexadecimal digits"]),
+        (
+            ("tokens_per_gpu: 1024", "tokens_per_gpu: 1024\n  accumulation: 3"),
+            ["1024 is not a multiple of accumulation 3"],
+        ),
+        (
+            ("  source: ./model", "  source: a/b\n  revision: main"),
+            ["job.yaml:4: model.revision", "40 lower-case hexadecimal digits"],
+        ),
         (("steps: 100", "steps: 100\nsteps: 200"), ["job.yaml:10: steps stands twice (first on line 9)"]),
         (("steps: 100", "steps: [1"), ["not valid YAML"]),
         (
@@ -73,7 +88,10 @@ def test_mistakes_are_named(tmp_path: Path, change: tuple[str, str], expected: l
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    message = _error(tmp_path, GOOD.replace("steps: 100", "steps: 0\nseeed: 1").replace("max_length: 128", "max_length: no"))
+    message = _error(
+        tmp_path,
+        GOOD.replace("steps: 100", "steps: 0\nseeed: 1").replace("max_length: 128", "max_length: no"),
+    )
     assert message.startswith("3 problems in the job:")
 
 
@@ -87,7 +105,15 @@ def test_an_override_is_named_as_the_place(tmp_path: Path) -> None:
 def test_overrides_take_any_yaml_value(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(GOOD)
-    job = load_job(path, ["optimizer.learning_rate=1e-5", "evaluation.prompts=[a, b]", "model.compile=false", "checkpoint.async=false"])
+    job = load_job(
+        path,
+        [
+            "optimizer.learning_rate=1e-5",
+            "evaluation.prompts=[a, b]",
+            "model.compile=false",
+            "checkpoint.async=false",
+        ],
+    )
     assert job.optimizer.learning_rate == 1e-5
     assert job.evaluation.prompts == ("a", "b")
     assert job.model.compile is False
@@ -120,7 +146,10 @@ def test_shipped_jobs_are_valid_and_round_trip(path: Path) -> None:
             "seed": st.integers(0, 2**32 - 1),
             "steps": st.integers(3, 10**9),
             "optimizer": st.fixed_dictionaries(
-                {"learning_rate": st.floats(1e-9, 10), "betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999))}
+                {
+                    "learning_rate": st.floats(1e-9, 10),
+                    "betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+                }
             ),
             "runtime_env": st.fixed_dictionaries({"env": st.dictionaries(st.text(), st.text(), max_size=3)}),
         },
@@ -131,7 +160,12 @@ def test_a_resolved_job_reads_back_as_itself(changes: dict[str, object]) -> None
     assert job_from_yaml(job.dump_yaml()) == job
 
 
-@given(st.recursive(st.none() | st.integers() | st.text() | st.booleans(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text() | st.booleans(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_no_document_crashes_the_reader(document: object) -> None:
     with pytest.raises(UsageError):
         job_from_yaml(yaml.safe_dump(document))

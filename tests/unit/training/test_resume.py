@@ -139,4 +139,6 @@ def _fake(storage: LocalStorage, step: int, attempt: str) -> None:
     files = {".metadata": 3, "__0_0.distcp": 5}
     for name, size in files.items():
         storage.write_bytes(f"{folder}/{name}", b"x" * size)
-    storage.write_text(f"{folder}/COMPLETE", json.dumps({"step": step, "attempt": attempt, "world_size": 1, "files": files}))
+    storage.write_text(
+        f"{folder}/COMPLETE", json.dumps({"step": step, "attempt": attempt, "world_size": 1, "files": files})
+    )
