@@ -27,18 +27,16 @@ from training.transport.verdict import judge
 
 
 def write_logs(built: Job, folder: Path, num_bytes: int) -> int:
-    """The job's logs, each rank's lines repeated until all files together hold ``num_bytes``."""
+    """The job's logs, each repeated as often until all files together hold about ``num_bytes``."""
     built.write(folder)
-    written = 0
-    for rank in built.ranks:
-        path = folder / f"{rank.host}.{rank.pid}.log"
-        block = path.read_bytes()
-        repeats = max(1, round(num_bytes / len(built.ranks) / len(block)))
+    blocks = {path: path.read_bytes() for path in sorted(folder.glob("*.log"))}
+    size = sum(len(block) for block in blocks.values())
+    repeats = max(1, round(num_bytes / size))
+    for path, block in blocks.items():
         with path.open("wb") as file:
             for _ in range(repeats):
                 file.write(block)
-        written += repeats * len(block)
-    return written
+    return repeats * size
 
 
 def measure(folder: str, num_bytes: int) -> dict[str, float | str]:

@@ -18,7 +18,7 @@ from training.transport.evidence import Evidence
 from training.transport.nccl_lines import Channel
 
 LOG_GLOB = "*.log"
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 #: NCCL builds a line in 1024 bytes plus its arguments; a line beyond this is no NCCL line.
 _MAX_LINE_BYTES = 1 << 16
 _MAX_CACHED_PREFIXES = 4096
@@ -129,6 +129,8 @@ class _FileReader:
         self.path = path
         self.line_number = 0
         self.by_prefix: dict[bytes, ProcessLog] = {}
+        self.last_prefix = b""
+        self.last_process: ProcessLog | None = None
 
     def read(self) -> None:
         self.logs.files.append(self.path.name)
@@ -154,24 +156,25 @@ class _FileReader:
             yield [rest]
 
     def _read_lines(self, lines: list[bytes]) -> None:
-        # The loop of the reader: one partition, one look-up and one comparison for the lines that decide
-        # nothing.
-        by_prefix = self.by_prefix
+        # The loop of the reader: neighbours mostly have the same prefix, and most lines decide nothing.
         number = self.line_number
+        prefix, process = self.last_prefix, self.last_process
+        length = len(prefix)
         for line in lines:
             number += 1
-            prefix, separator, message = line.partition(_INFO)
-            if not separator:
-                if line:
-                    self.line_number = number
-                    self._other_line(line)
-                continue
-            process = by_prefix.get(prefix)
-            if process is None:
+            if process is None or not line.startswith(prefix):
                 self.line_number = number
-                process = self._process(prefix, line)
+                in_front, separator, _ = line.partition(_INFO)
+                if not separator:
+                    if line:
+                        self._other_line(line)
+                    continue
+                process = self._process(in_front, line)
                 if process is None:
                     continue
+                prefix = in_front + separator
+                length = len(prefix)
+            message = line[length:]
             kind = message[:5]
             if b" via NET/" in message:
                 known = process.channel_lines.get(message)
@@ -182,10 +185,14 @@ class _FileReader:
                     self._channel(process, message, line)
             elif kind in _KINDS or _INFO in message:
                 self.line_number = number
-                self._info(process, message.rstrip(), line)
+                self._info(process, kind, message.rstrip(), line)
         self.line_number = number
+        self.last_prefix, self.last_process = prefix, process
 
     def _process(self, prefix: bytes, line: bytes) -> ProcessLog | None:
+        known = self.by_prefix.get(prefix)
+        if known is not None:
+            return known
         match = nccl_lines.PREFIX.search(prefix)
         if match is None:
             self.logs.report_damage(f"{self._where()} has no host and process id in front: {_text(line)}")
@@ -201,22 +208,24 @@ class _FileReader:
             self._glued(line)
         return process
 
-    def _info(self, process: ProcessLog, message: bytes, line: bytes) -> None:
+    def _info(self, process: ProcessLog, kind: bytes, message: bytes, line: bytes) -> None:
         if _INFO in message or _WARN in message:
             self._glued(line)
         if b"[repeated " in message and _RAY_DEDUPLICATION.search(message):
             self._collapsed()
-        elif message.startswith(b"Using network"):
-            self._network(process, message, line)
-        elif b"NET/OFI Selected" in message:
+        elif kind == b"Using":
+            if message.startswith(b"Using network"):
+                self._network(process, message, line)
+        elif kind == b"NET/O" and b"elected" in message[:20]:
             self._provider(process, message, line)
+        elif kind == b"NET/O" and (match := nccl_lines.PLUGIN_VERSION.match(message)):
+            process.plugin_version = match["version"].decode()
         elif b"- Init " in message:
             self._communicator(process, message, line)
-        elif match := nccl_lines.TOPOLOGY.match(message):
-            process.num_nodes = max(process.num_nodes, int(match["nodes"]))
-        elif match := nccl_lines.PLUGIN_VERSION.match(message):
-            process.plugin_version = match["version"].decode()
-        elif match := nccl_lines.VERSION.match(message):
+        elif kind == b"comm ":
+            if match := nccl_lines.TOPOLOGY.match(message):
+                process.num_nodes = max(process.num_nodes, int(match["nodes"]))
+        elif kind == b"NCCL " and (match := nccl_lines.VERSION.match(message)):
             self.logs.nccl_version = match["version"].decode()
         else:
             self._symptom(process.symptoms, message, line)
