@@ -255,7 +255,17 @@ class _Recorder(mocks.MockMonitor):
         name = f"{request.name}-eksCluster"
         urn = self.make_urn(response.urn, "aws:eks/cluster:Cluster", name)
         arguments = mocks.MockResourceArgs(
-            "aws:eks/cluster:Cluster", name, {"name": inputs["name"], "version": inputs.get("version")}
+            "aws:eks/cluster:Cluster",
+            name,
+            {
+                "name": inputs["name"],
+                "version": inputs.get("version"),
+                "vpcConfig": {
+                    key: inputs[key]
+                    for key in ("endpointPrivateAccess", "endpointPublicAccess", "publicAccessCidrs")
+                    if key in inputs
+                },
+            },
         )
         state = {**arguments.inputs, **_computed(arguments)}
         self.resources[urn] = mocks.MockMonitor.ResourceRegistration(urn, inputs["name"], state)

@@ -1,0 +1,1 @@
+"""Policy pack: ``pulumi preview --policy-pack policy``."""
