@@ -159,7 +159,7 @@ class ProgressLine:
             TextColumn("{task.fields[figures]}"),
             console=console,
         )
-        self._task = self._progress.add_task("", step="starting", figures="")
+        self._task = self._progress.add_task("", total=None, step="starting", figures="")
 
     def __enter__(self) -> Self:
         if not self.plain:
@@ -299,7 +299,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("speed", _speed(summary)),
         ("steps", _pair(text.count(number("steps")), f"{text.compact(number('tokens'))} tokens")),
         ("wall time", text.duration(number("wall_seconds"))),
-        ("peak memory", f"{text.compact(number('peak_memory_gib'))} GiB per rank"),
+        ("peak memory", f"{text.compact(number('peak_memory_gib'))} GiB on rank 0"),
         ("restarts", _restarts(summary)),
         ("ranks", _ranks(summary)),
         ("transport", _transport(summary)),

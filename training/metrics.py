@@ -120,7 +120,8 @@ class StepRecord:
 
     def line(self) -> dict[str, Any]:
         values = {key: value for key, value in self.__dict__.items() if value is not None}
-        return {key: _rounded(value) for key, value in values.items()}
+        # Seven digits would round a time since 1970 to a thousand seconds.
+        return {key: _rounded(value) for key, value in values.items()} | {"time": round(self.time, 3)}
 
 
 def _rounded(value: Any) -> Any:

@@ -290,7 +290,7 @@ def _stack_scale(totals: Floats) -> tuple[Scale, list[str]]:
     tallest = float(totals.max())
     if usual <= 0 or tallest <= 3 * usual:
         return fit(totals, from_zero=True), []
-    scale = fit(totals[totals <= usual * 1.5], from_zero=True)
+    scale = fit(totals[totals <= 3 * usual], from_zero=True)
     cut = int((totals > scale.high).sum())
     are = "column is" if cut == 1 else "columns are"
     return scale, [

@@ -145,7 +145,7 @@ class Page:
 
 def build_page(run: RunFiles, now: datetime) -> Page:
     """Everything that the template shows."""
-    canvas = Canvas(run.metrics, tuple(one.step for one in run.checkpoints))
+    canvas = Canvas(run.metrics, tuple(one.step for one in run.checkpoints if one.marker))
     status = _status(run)
     return Page(
         name=string(run.summary, "name") or string(run.job, "name") or "Run without a name",
@@ -181,7 +181,7 @@ def build_page(run: RunFiles, now: datetime) -> Page:
 def _status(run: RunFiles) -> Status:
     status = string(run.summary, "status")
     if status is None:
-        return Status("no summary", "warn")
+        return Status("no summary yet", "warn")
     word = status.lower()
     tone: Tone = "good" if word.startswith("succe") else "warn" if word.startswith(("stop", "run")) else "bad"
     return Status(word.replace("_", " "), tone)
@@ -264,17 +264,19 @@ def _figures(run: RunFiles) -> Iterator[Figure]:
         yield Figure(
             "Tokens per second", text.compact(speed), f"{text.compact(per_gpu)} per rank" if per_gpu else ""
         )
-    yield _utilization(summary)
     tokens = number(summary, "tokens") or metrics.last("tokens")
     if tokens is not None:
         steps = _num_steps(run)
         yield Figure(
             "Tokens", text.compact(tokens), f"{text.count(steps)} steps" if steps is not None else ""
         )
+    if not summary:
+        return
+    yield _utilization(summary)
     yield Figure("Wall time", text.duration(number(summary, "wall_seconds")), _restarts(run))
     peak = number(summary, "peak_memory_gib")
     if peak is not None:
-        yield Figure("Peak memory", f"{text.compact(peak)} GiB", "per rank")
+        yield Figure("Peak memory", f"{text.compact(peak)} GiB", "rank 0")
     cost = number(summary, "cost_usd")
     yield Figure("Price", text.usd(cost), "" if cost is not None else "no hourly price known")
 
@@ -368,14 +370,14 @@ def _charts(run: RunFiles, canvas: Canvas) -> Iterator[Chart]:
             show=text.loss,
             notes=_loss_notes(metrics),
         )
-    parts = [Series(f"seconds.{part}", name, part) for part, name in PART_NAMES.items()]
-    if any(metrics.has(part.column) for part in parts):
+    parts = [Series(f"seconds.{part}", PART_NAMES[part], part) for part in _part_totals(metrics)]
+    if parts:
         yield stack_chart(
             canvas,
             parts,
             key="seconds",
             title="Time of a step by part",
-            unit="seconds",
+            unit="seconds, rank 0",
             headline=f"median {text.duration(_median_step(metrics))}",
         )
     yield from _small_charts(run, canvas)
@@ -414,7 +416,7 @@ def _small_charts(run: RunFiles, canvas: Canvas) -> Iterator[Chart]:
             memory,
             key="memory",
             title="Memory",
-            unit="GiB per rank",
+            unit="GiB, rank 0",
             headline=f"at most {text.compact(highest)}",
             from_zero=True,
         )
@@ -458,19 +460,32 @@ def _median_step(metrics: MetricsTable) -> float | None:
     return _median(seconds[np.isfinite(seconds)])
 
 
-def _shares(metrics: MetricsTable) -> Iterator[Share]:
-    """Where the time of all steps went."""
+_NEGLIGIBLE = 0.0005
+"""Share of the time below which a part is not shown: it would read 0.0 %."""
+
+
+def _part_totals(metrics: MetricsTable) -> dict[str, float]:
+    """Seconds of each part over all steps, in the order they are stacked."""
     totals = {part: float(np.nansum(metrics.column(f"seconds.{part}"))) for part in PART_NAMES}
     whole = sum(totals.values())
-    if not whole:
-        return
+    return {part: total for part, total in totals.items() if total > _NEGLIGIBLE * whole}
+
+
+def _shares(metrics: MetricsTable) -> Iterator[Share]:
+    """Where the time of all steps went."""
+    totals = _part_totals(metrics)
+    whole = sum(totals.values())
     left = 0.0
-    for part, name in PART_NAMES.items():
-        share = totals[part] / whole
-        if share > 0:
-            yield Share(
-                name, part, percent(left), percent(share), text.duration(totals[part]), text.percent(share)
-            )
+    for part, total in totals.items():
+        share = total / whole
+        yield Share(
+            name=PART_NAMES[part],
+            tone=part,
+            x=percent(left),
+            width=percent(share),
+            seconds=text.duration(total),
+            percent=text.percent(share),
+        )
         left += share
 
 
@@ -496,7 +511,7 @@ def _prediction(run: RunFiles) -> Table | None:
     summary, metrics = run.summary, run.metrics
     hours = number(run.prediction, "hours")
     compared = [
-        ("Memory of a rank", _total(run.prediction, "memory_gib"), number(summary, "peak_memory_gib"), _gib),
+        ("Memory of rank 0", _total(run.prediction, "memory_gib"), number(summary, "peak_memory_gib"), _gib),
         ("A step", _total(run.prediction, "step_seconds"), _median_step(metrics), text.duration),
         (
             "Tokens per second",

@@ -23,7 +23,7 @@ def compact(value: float | None) -> str:
     if not math.isfinite(value):
         return "not finite"
     size = abs(value)
-    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if size >= limit * 0.9995:
             scale = 1e3 if suffix == "k" else limit
             return f"{_digits(value / scale)}{suffix}"
@@ -35,7 +35,7 @@ def compact(value: float | None) -> str:
 def tick(value: float) -> str:
     """The same without trailing zeros, for round values: 20k, 2e-5."""
     shown = compact(value)
-    match = re.fullmatch(r"(-?[\d,]+)(\.\d*?)0*((?:e-?\d+|[kMGT])?)", shown)
+    match = re.fullmatch(r"(-?[\d,]+)(\.\d*?)0*((?:e-?\d+|[kMBT])?)", shown)
     return match[1] + match[2].rstrip(".") + match[3] if match else shown
 
 

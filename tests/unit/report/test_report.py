@@ -114,7 +114,7 @@ def test_tables_hold_data_checkpoints_attempts_ranks_versions_and_counters(whole
 
 
 def test_prediction_stands_beside_measurement(whole: Document) -> None:
-    assert "Memory of a rank 18.8 GiB 19.1 GiB +1.8 %" in whole.text
+    assert "Memory of rank 0 18.8 GiB 19.1 GiB +1.8 %" in whole.text
     assert "Wall time 28 min 12 s 35 min 44 s +27 %" in whole.text
     assert "limited by: compute" in whole.text
 
@@ -243,7 +243,7 @@ def test_each_part_may_be_missing_or_broken(tmp_path: Path, part: str) -> None:
 def test_only_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
     folders.write_lines(tmp_path, "metrics.jsonl", folders.metric_lines(12))
     document = page(tmp_path)
-    assert "no summary" in document.text
+    assert "no summary yet" in document.text
     assert "There is no summary.json. The run is still going on" in document.text
     assert "In 12 steps the loss went from" in document.text
     assert "loss" in document.charts()

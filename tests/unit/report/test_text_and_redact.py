@@ -13,7 +13,7 @@ from training.report.redact import REDACTED, Redactor, is_secret_key
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0, "0"), (950, "950"), (1234, "1,234"), (27_380, "27.4k"), (999_800, "1.00M"), (52_428_800, "52.4M"),
-     (1.54e9, "1.54G"), (0.0123, "0.0123"), (2e-5, "2.00e-5"), (-3.456, "-3.46"), (None, "–"),
+     (1.54e9, "1.54B"), (0.0123, "0.0123"), (2e-5, "2.00e-5"), (-3.456, "-3.46"), (None, "–"),
      (float("nan"), "not finite")],
 )  # fmt: skip
 def test_compact(value: float | None, shown: str) -> None:
