@@ -61,7 +61,7 @@ def _reference() -> Iterator[tuple[str, str, str]]:
             prose: list[str] = []
             for block in _blocks(text):
                 entry = _ENTRY.fullmatch(block)
-                if entry is None or len(entry["names"]) > 200:
+                if entry is None or not _is_signature(entry["names"]):
                     prose.append(block)
                     continue
                 yield from _entry(entry["names"], textwrap.dedent(entry["body"]), title, group)
@@ -89,13 +89,22 @@ def _blocks(text: str) -> list[str]:
     return blocks
 
 
+def _is_signature(names: str) -> bool:
+    """Whether unindented lines name what the indented ones below explain, and are no sentence before an example."""
+    lines = names.splitlines()
+    return len(lines) <= 6 and not any(
+        line.endswith((".", ":", ",", ";")) or len(line) > 75 or ("(" not in line and len(line.split()) > 4)
+        for line in lines
+    )
+
+
 def _entry(names: str, body: str, title: str, group: str) -> Iterator[tuple[str, str, str]]:
     signatures = " / ".join(line.strip() for line in names.splitlines())
     for part, answer in enumerate(_chunks(body)):
-        if part == 0 and "(" in signatures and not signatures.endswith((".", ":")):
+        if part == 0 and "(" in signatures:
             yield f"What does `{signatures}` do in Python?", answer, group
         elif part == 0:
-            yield f"{signatures}\n\nWhat comes with this in the Python reference on {title}?", answer, group
+            yield f"What does the Python reference on {title} say about {signatures}?", answer, group
         else:
             yield f"What more is there to know about `{signatures}`{_about(answer)}?", answer, group
 
@@ -123,12 +132,12 @@ def _chunks(text: str) -> Iterator[str]:
         for number, piece in enumerate(pieces):
             joint = "\n\n" if number == 0 else "\n"
             if chunk and len(chunk) + len(piece) > _MAX_ANSWER:
-                yield chunk.strip("\n")
+                yield textwrap.dedent(chunk).strip("\n")
                 chunk = piece
             else:
                 chunk = f"{chunk}{joint}{piece}" if chunk else piece
     if chunk.strip():
-        yield chunk.strip("\n")
+        yield textwrap.dedent(chunk).strip("\n")
 
 
 def _docstrings() -> Iterator[tuple[str, str, str]]:

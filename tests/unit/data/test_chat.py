@@ -14,7 +14,7 @@ from training.data.tokenizer import CHATML_TEMPLATE
 # ChatML the way Qwen2.5's own template writes it: a default system prompt, tool turns gathered in one user turn,
 # no `generation` markers.
 QWEN_STYLE = """\
-{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif %}
+{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
         {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}

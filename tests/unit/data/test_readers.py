@@ -65,7 +65,7 @@ def test_truncated_json_array_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_csv_with_quoted_line_breaks(tmp_path: Path, name: str) -> None:
-    content = 'prompt,completion\nhi,"line one\nline ""two"""\nho,x\n'.encode()
+    content = b'prompt,completion\nhi,"line one\nline ""two"""\nho,x\n'
     assert read(write(tmp_path / name, content)) == [
         (2, {"prompt": "hi", "completion": 'line one\nline "two"'}),
         (4, {"prompt": "ho", "completion": "x"}),
