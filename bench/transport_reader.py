@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import platform
 import resource
 import sys
@@ -72,6 +73,8 @@ def main() -> None:
     result = {
         "what": "judge() over the logs of a 16-rank job, one process",
         "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load_average_at_start": round(os.getloadavg()[0], 1),
         "tenth": run(arguments.gigabytes / 10),
         "full": run(arguments.gigabytes),
         "goal": "1 GB in less than 20 s, memory that does not grow with the logs",

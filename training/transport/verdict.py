@@ -239,6 +239,7 @@ class _Judgement:
             yield f"no NCCL log of rank {_ranges(r.record.rank for r in silent)} ({len(self.ranks)} ranks ran)"
         yield from self._incomplete_ranks()
         if not silent:
+            yield from self._other_number_of_nodes()
             yield from self._incomplete_communicators()
             yield from self._unmatched_channels()
             yield from self._unconnected()
@@ -284,6 +285,15 @@ class _Judgement:
         for channel, group in rank.unplaced.items():
             ends = f"{channel.source} to {channel.target}"
             yield f"a channel from rank {ends}, which fits none of its communicators", group.evidence
+
+    def _other_number_of_nodes(self) -> Iterator[str]:
+        """NCCL counts the nodes of each communicator by itself."""
+        num_nodes = max(rank.log.num_nodes for rank in self.ranks if rank.log is not None)
+        num_hosts = len(self.hosts)
+        if num_nodes > num_hosts:
+            yield f"NCCL saw {num_nodes} nodes in a communicator, but ranks.json lists {num_hosts} hosts"
+        elif num_nodes == 1:
+            yield f"NCCL saw one node in every communicator, but ranks.json lists {num_hosts} hosts"
 
     def _incomplete_communicators(self) -> Iterator[str]:
         """Communicators that not all of their ranks logged."""

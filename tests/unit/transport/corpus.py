@@ -35,6 +35,11 @@ class Case:
 _CASES: list[Case] = []
 
 
+def _cut(folder: Path, host_part: str, keep: Callable[[str], str]) -> None:
+    path = next(iter(sorted(folder.glob(f"*{host_part}*.log"))))
+    path.write_text(keep(path.read_text()))
+
+
 def case(
     verdict: Verdict, says: str = "", *, diagnosis: str | None = None, gpudirect_required: bool = False
 ) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
@@ -417,6 +422,60 @@ def other_host_not_recorded_and_not_collected(folder: Path) -> Path:
     return built.write(folder)
 
 
+@case("unknown", "NCCL saw one node in every communicator, but ranks.json lists 2 hosts")
+def hosts_recorded_that_were_one_node(folder: Path) -> Path:
+    """NCCL_NET_DISABLE_INTRA=0 on one node: the network carries what never left it."""
+    return job().each(lambda rank: rank.replace("nNodes 2", "nNodes 1")).write(folder)
+
+
+@case("unknown", "NCCL saw 3 nodes in a communicator, but ranks.json lists 2 hosts")
+def more_nodes_than_recorded_hosts(folder: Path) -> Path:
+    return job().each(lambda rank: rank.replace("nNodes 2", "nNodes 3")).write(folder)
+
+
+@case("unknown", "of an unknown form")
+def line_ends_lost(folder: Path) -> Path:
+    job().write(folder)
+    _cut(folder, "a7x2q", lambda text: text.replace("\n", "\r") + "\n")
+    return folder
+
+
+@case("unknown", "logged by one end only")
+def one_line_logged_twice(folder: Path) -> Path:
+    built = job()
+    rank = built.ranks[3]
+    rank.messages.append(next(m for m in rank.messages if "via NET/" in m))
+    return built.write(folder)
+
+
+@case("efa")
+def healthy_with_warnings_and_ends_of_communicators(folder: Path) -> Path:
+    def add(rank: RankLog) -> None:
+        rank.log(
+            "WARN Call to ibv_create_qp failed",
+            "NET/OFI Setting NCCL_TOPO_FILE environment variable to /proc/self/fd/150",
+            "NET/IB : No device found.",
+            "RAS client listening socket at 127.0.0.1<28028>",
+            "Init timings - ncclCommInitRankConfig: rank 0 nranks 8 total 0.43 (kernels 0.41, alloc 0.00)",
+            f"comm 0x55a05a3d557 rank {rank.rank} nranks 8 cudaDev 0 busId 180 - Destroy COMPLETE",
+            "misc/socket.cc:64 -> 3",
+            "raw ",
+            "raw libfabric:7:1747438790::efa:fabric:efa_fabric():12<info> some message",
+        )
+
+    return job().each(add).write(folder)
+
+
+@case("efa")
+def healthy_process_group_made_again(folder: Path) -> Path:
+    """destroy_process_group and a new one: the same ranks, other communicators."""
+    built, again = job(), job(world_id="0x99cd2ca05a3d557")
+    for rank, later in zip(built.ranks, again.ranks, strict=True):
+        start = next(i for i, message in enumerate(later.messages) if message.startswith("Using network"))
+        rank.messages += later.messages[start:]
+    return built.write(folder)
+
+
 @case("unknown", "alone, but")
 def one_host_recorded_of_two(folder: Path) -> Path:
     built = job()
@@ -454,11 +513,6 @@ def two_attempts_in_one_folder(folder: Path) -> Path:
     first = job(first_pid=801, world_id="0x77cd2ca05a3d557")
     first.each(lambda rank: to_sockets(rank, first.versions)).write(folder)
     return job().write(folder)
-
-
-def _cut(folder: Path, host_part: str, keep: Callable[[str], str]) -> None:
-    path = next(iter(sorted(folder.glob(f"*{host_part}*.log"))))
-    path.write_text(keep(path.read_text()))
 
 
 @case("unknown", "is cut off")
