@@ -497,6 +497,19 @@ def _with_updates(original: Callable[..., Response]) -> Callable[..., Response]:
     return handle
 
 
+def _roll(group: dict[str, Any]) -> None:
+    """New instances by the new version of the launch template, the old ones go."""
+    template = _template(group) or {}
+    group["_instanceType"] = template.get("InstanceType") or group["_instanceType"]
+    group["_groups"] = _node_security_groups(group["clusterName"], template)
+    group["_placement"] = template.get("Placement", {}).get("GroupName")
+    with _lock:
+        running = _instances_of[group["nodegroupArn"]]
+        while running:
+            ec2._discard_instance_records(ec2._instances[running.pop()])
+        _fill(group)
+
+
 def _updated() -> Response:
     now = time.time()
     return _ok(
@@ -518,7 +531,7 @@ def _update_nodegroup(cluster: str, name: str, what: str, body: dict[str, Any]) 
                 group[key] = body[key]
         if body.get("version") and not body.get("releaseVersion"):
             group["releaseVersion"] = f"{body['version']}.0-20261101"
-        group["_instanceType"] = (_template(group) or {}).get("InstanceType") or group["_instanceType"]
+        _roll(group)
         return _updated()
     group["scalingConfig"] = {**group["scalingConfig"], **body.get("scalingConfig", {})}
     group["labels"] = {**group["labels"], **body.get("labels", {}).get("addOrUpdateLabels", {})}
@@ -550,6 +563,11 @@ def _update_cluster(name: str, body: dict[str, Any]) -> Response:
                 f"Unsupported Kubernetes minor version update from {cluster['version']} to {body['version']}",
             )
         cluster["version"] = body["version"]
+    subnets = body.get("resourcesVpcConfig", {}).get("subnetIds", [])
+    elsewhere = [one for one in subnets if ec2._subnets[one]["VpcId"] != cluster["resourcesVpcConfig"]["vpcId"]]
+    if elsewhere:
+        message = f"The subnets {elsewhere} do not belong to the VPC of the cluster"
+        return eks._error(400, "InvalidParameterException", message)
     cluster["resourcesVpcConfig"] |= body.get("resourcesVpcConfig", {})
     cluster["accessConfig"] |= body.get("accessConfig", {})
     for key in ("logging", "upgradePolicy", "deletionProtection"):

@@ -107,7 +107,7 @@ class Children:
 
 class Eks(provider_pb2_grpc.ResourceProviderServicer):
     def Handshake(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.ProviderHandshakeResponse(accept_resources=True)
+        return messages.ProviderHandshakeResponse(accept_secrets=True, accept_resources=True)
 
     def Attach(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return empty_pb2.Empty()
@@ -122,7 +122,7 @@ class Eks(provider_pb2_grpc.ResourceProviderServicer):
         return messages.DiffResponse()
 
     def Configure(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.ConfigureResponse(acceptResources=True, supportsPreview=True)
+        return messages.ConfigureResponse(acceptSecrets=True, acceptResources=True, supportsPreview=True)
 
     def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return empty_pb2.Empty()

@@ -89,12 +89,12 @@ class Emulator:
         import ministack.app
         import ministack.services.eks
 
-        from tests.engine import additions  # imports ministack, so after its settings
+        from tests.engine import additions, fsx  # they import ministack, so after its settings
 
         logging.getLogger("ministack").setLevel(logging.ERROR)
         self._thread = _Loop()
         additions.install()
-        self.app: Callable[..., Any] = ministack.app.app
+        self.app: Callable[..., Any] = fsx.around(ministack.app.app)
         self._endpoint: str | None = None
         self._stop: asyncio.Event | None = None
 

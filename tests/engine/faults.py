@@ -69,57 +69,84 @@ def error(kind: Kind, service: str, operation: str) -> ClientError:
     )
 
 
+acting_for = threading.local()
+"""`acting_for.urn`: the resource whose request this thread serves."""
+
+
+@dataclass(frozen=True, order=True)
+class Call:
+    """One call of a run: the `occurrence`-th one (from 0) of this operation for this resource."""
+
+    urn: str
+    service: str
+    operation: str
+    occurrence: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.service}:{self.operation}[{self.occurrence}] for {self.urn.split('::')[-1]}"
+
+
+Act = Callable[[Call], None]
+
+
 @dataclass
 class Faults:
-    """Counts the calls and does at number `at` (from 1) what was ordered; `calls` keeps service and operation of each."""
+    """Keeps the calls of a run in their order, and does at one of them what was ordered.
 
-    at: int | None = None
-    act: Callable[[str, str], None] | None = None
-    matching: tuple[str, str] | None = None
-    """With a service and an operation, only those calls are counted."""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    fired: tuple[str, str] | None = None
-    _count: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    A call is named by resource, operation and occurrence: resources that do not depend on each other come in any order,
+    so a number alone would mean another call in each run.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    fired: Call | None = None
     released: threading.Event = field(default_factory=threading.Event)
+    """Set when the engine cancels the plugin, and at the end of each test: calls that hang then fail."""
+    _matches: Callable[[Call], bool] | None = None
+    _act: Act | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reset(self) -> None:
-        self.at, self.act, self.matching, self.fired, self._count = None, None, None, None, 0
-        self.calls.clear()
+        self._matches, self._act, self.fired = None, None, None
+        self.calls = []
         self.released = threading.Event()
 
-    def fail(self, at: int, kind: Kind, *, matching: tuple[str, str] | None = None) -> None:
-        def refuse(service: str, operation: str) -> None:
-            raise error(kind, service, operation)
+    def fail(self, matches: Call | Callable[[Call], bool], kind: Kind) -> None:
+        """The first call that matches is refused."""
 
-        self.order(at, refuse, matching=matching)
+        def refuse(call: Call) -> None:
+            raise error(kind, call.service, call.operation)
 
-    def hang(self, at: int, *, matching: tuple[str, str] | None = None) -> None:
-        """The call gets no answer until the engine cancels the plugin, or the test ends."""
+        self.order(matches, refuse)
+
+    def hang(self, matches: Call | Callable[[Call], bool]) -> None:
+        """The first call that matches gets no answer until the engine cancels the plugin, or the test ends."""
         released = self.released
 
-        def hang(service: str, operation: str) -> None:
+        def hang(call: Call) -> None:
             released.wait()
-            raise error(Kind.THROTTLED, service, operation)
+            raise error(Kind.THROTTLED, call.service, call.operation)
 
-        self.order(at, hang, matching=matching)
+        self.order(matches, hang)
 
-    def order(
-        self, at: int, act: Callable[[str, str], None], *, matching: tuple[str, str] | None = None
-    ) -> None:
-        self.at, self.act, self.matching, self.fired, self._count = at, act, matching, None, 0
+    def order(self, matches: Call | Callable[[Call], bool], act: Act) -> None:
+        self._matches = matches.__eq__ if isinstance(matches, Call) else matches
+        self._act, self.fired = act, None
 
     def __call__(self, model: Any, **_: Any) -> None:
         """Registered with botocore as `before-call`."""
-        call = (model.service_model.service_name, model.name)
+        urn, service, operation = getattr(acting_for, "urn", ""), model.service_model.service_name, model.name
         with self._lock:
+            same = sum((one.urn, one.service, one.operation) == (urn, service, operation) for one in self.calls)
+            call = Call(urn, service, operation, same)
             self.calls.append(call)
-            if self.matching is not None and call != self.matching:
-                return
-            self._count += 1
-            hit = self._count == self.at and self.act is not None
+            hit = self.fired is None and self._matches is not None and self._matches(call) is True
             if hit:
                 self.fired = call
         if hit:
-            assert self.act is not None
-            self.act(*call)
+            assert self._act is not None
+            self._act(call)
+
+
+def on(service: str, operation: str) -> Callable[[Call], bool]:
+    """Any call of this operation."""
+    return lambda call: (call.service, call.operation) == (service, operation)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -165,6 +166,8 @@ class Engine:
             "eks": Served(eks_plugin.Eks()),
             "kubernetes": Served(self.kubernetes),
         }
+        # A run that fails ends while the program still talks to the engine; its complaints say nothing new.
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)
         self.home = folder / "home"
         _place_plugins(self.home)
 

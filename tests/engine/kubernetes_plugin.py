@@ -43,14 +43,18 @@ class Kubernetes(provider_pb2_grpc.ResourceProviderServicer):
         return messages.CheckResponse(inputs=request.news)
 
     def DiffConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        # Like the real provider: another identifier is another cluster, and so is a kubeconfig that is not known yet,
+        # unless the identifier is known to be the same.
         old, new = decode(request.old_inputs), decode(request.news)
-        changed = [key for key in {*old, *new} if old.get(key) != new.get(key)]
-        # Another cluster is another set of objects: the real provider goes by the identifier where there is one.
-        other = old.get("clusterIdentifier") != new.get("clusterIdentifier") and not has_unknowns(new)
+        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        replaced = [key for key in changed if key == "clusterIdentifier" and old.get(key) and new.get(key)]
+        replaced += [key for key in ("kubeconfig", "context", "cluster") if has_unknowns(new.get(key))]
+        if new.get("clusterIdentifier") and new.get("clusterIdentifier") == old.get("clusterIdentifier"):
+            replaced = []
         return messages.DiffResponse(
             changes=messages.DiffResponse.DIFF_SOME if changed else messages.DiffResponse.DIFF_NONE,
             diffs=changed,
-            replaces=["clusterIdentifier"] if other else [],
+            replaces=replaced,
         )
 
     def Configure(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, struct_pb2
-from pulumi.runtime.proto import errors_pb2, provider_pb2_grpc, status_pb2
+from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc, status_pb2
 
 Values = dict[str, Any]
 
@@ -101,7 +101,7 @@ def fail_initialization(
     """The resource exists, and something went wrong after: the engine keeps it in the state and updates it next time."""
     detail = any_pb2.Any()
     detail.Pack(
-        errors_pb2.ErrorResourceInitFailed(
+        provider_pb2.ErrorResourceInitFailed(
             id=id, properties=encode(properties), reasons=[message], inputs=encode(inputs)
         ),
         type_url_prefix="type.googleapis.com",

@@ -42,7 +42,7 @@ class Cloud:
         return f"arn:aws:{service}:{self.region if region else ''}:{self.account}:{resource}"
 
 
-class Failed(RuntimeError):
+class FailedError(RuntimeError):
     """AWS accepted the call, and the resource then ended in a failed state."""
 
 
@@ -62,6 +62,8 @@ class Resource:
     name_limit: ClassVar[int] = 255
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Inputs that the real provider fills in at check."""
+    computed: ClassVar[tuple[str, ...]] = ()
+    """Outputs that an update changes, so that a preview does not know them."""
     gone: ClassVar[tuple[str, ...]] = ()
     """Error codes that mean that the resource does not exist (any more)."""
 
@@ -103,7 +105,7 @@ def wait(describe: Callable[[], Any], done: Callable[[Any], bool], what: str) ->
         if done(found):
             return found
         time.sleep(POLL_SECONDS)
-    raise Failed(f"timeout while waiting for {what}")
+    raise FailedError(f"timeout while waiting for {what}")
 
 
 def at(values: Mapping[str, Any], path: str) -> Any:

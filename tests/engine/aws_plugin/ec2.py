@@ -215,7 +215,6 @@ class NatGateway(_Tagged):
             return None
         address = (found["NatGatewayAddresses"] or [{}])[0]
         return {
-            "arn": cloud.arn("ec2", f"natgateway/{id}"),
             "subnetId": found["SubnetId"],
             "publicIp": address.get("PublicIp", ""),
             "privateIp": address.get("PrivateIp", ""),
@@ -692,6 +691,7 @@ class LaunchTemplate(_Tagged):
     replace_on = ("name", "namePrefix")
     name_property = "name"
     name_limit = 125
+    computed = ("latestVersion", "defaultVersion")
     gone = ("InvalidLaunchTemplateId.NotFound", "InvalidLaunchTemplateId.NotFoundException")
 
     def create(self, cloud: Cloud, inputs: Values) -> str:

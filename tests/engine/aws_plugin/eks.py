@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
-from .base import Cloud, Failed, Resource, Values, is_gone, pick, register, wait
+from .base import Cloud, FailedError, Resource, Values, is_gone, pick, register, wait
 
 _GONE = ("ResourceNotFoundException",)
 
@@ -193,7 +193,7 @@ class NodeGroup(_Tagged):
         )
         if found["status"] != "ACTIVE":
             issue = found["health"]["issues"][0]
-            raise Failed(
+            raise FailedError(
                 f"waiting for EKS Node Group ({id}) create: unexpected state '{found['status']}', wanted target "
                 f"'ACTIVE'. last error: {', '.join(issue['resourceIds'])}: {issue['code']}: {issue['message']}"
             )

@@ -25,7 +25,7 @@ UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 """What the engine sends, during a preview, in place of a value that only exists after the update."""
 
 
-class UnknownType(LookupError):
+class UnknownTypeError(LookupError):
     """A type token that pulumi_aws does not have."""
 
 
@@ -61,7 +61,7 @@ def _modules() -> Mapping[str, tuple[str, str]]:
 @functools.cache
 def resource(token: str) -> ResourceSchema:
     if token not in _modules():
-        raise UnknownType(f"pulumi_aws has no resource type {token}")
+        raise UnknownTypeError(f"pulumi_aws has no resource type {token}")
     package, name = _modules()[token]
     resource_class = getattr(importlib.import_module(package), name)
     module = importlib.import_module(resource_class.__module__)
@@ -72,10 +72,19 @@ def resource(token: str) -> ResourceSchema:
             outputs[attribute.fget._pulumi_name] = annotation
     return ResourceSchema(
         token,
-        _properties(getattr(module, f"{name}Args")),
+        _properties(_arguments(module, name)),
         tuple(outputs),
         frozenset(key for key, annotation in outputs.items() if not _is_optional(annotation)),
     )
+
+
+def _arguments(module: types.ModuleType, name: str) -> type:
+    """The class of the inputs, which is called InitArgs where a nested property has the usual name already."""
+    for candidate in (f"{name}InitArgs", f"{name}Args"):
+        found = vars(module).get(candidate)
+        if found is not None and found.__module__ == module.__name__:
+            return found
+    raise UnknownTypeError(f"no class of inputs for {name} in {module.__name__}")
 
 
 @functools.cache

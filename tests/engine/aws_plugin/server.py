@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
+import botocore.session
 import grpc
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from google.protobuf import empty_pb2
@@ -14,6 +16,7 @@ from pulumi.runtime.proto import plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as messages
 
 from tests.engine.emulator import REGION
+from tests.engine.faults import acting_for
 from tests.engine.wire import (
     UNKNOWN,
     decode,
@@ -26,7 +29,7 @@ from tests.engine.wire import (
 )
 
 from . import ec2, eks, iam, management, schema, storage
-from .base import REGISTRY, Cloud, Failed, Resource, Values, at, is_gone
+from .base import REGISTRY, Cloud, FailedError, Resource, Values, at, is_gone
 
 VERSION = "7.51.1"
 _MODULES = (ec2, eks, iam, management, storage)
@@ -40,6 +43,9 @@ _SERVICE_NAMES = {
     "kms": "KMS",
     "fsx": "FSx",
     "sts": "STS",
+    "logs": "CloudWatch Logs",
+    "scheduler": "Scheduler",
+    "budgets": "Budgets",
 }
 
 
@@ -82,6 +88,7 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         return messages.DiffResponse(changes=_changes(changed))
 
     def Configure(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        acting_for.urn = ""
         settings = _settings(request)
         answer = messages.ConfigureResponse(supportsPreview=True)
         if has_unknowns(settings):
@@ -201,6 +208,7 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         )
 
     def Create(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        acting_for.urn = request.urn
         resource = self._resource(request.urn, context)
         inputs = decode(request.properties)
         if request.preview:
@@ -209,13 +217,14 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         inputs["tagsAll"] = self._all_tags(inputs, context)
         try:
             id = resource.create(cloud, inputs)
-        except (ClientError, BotoCoreError, Failed) as error:
+        except (ClientError, BotoCoreError, FailedError) as error:
             fail(context, f"creating {request.urn}: {_describe(error)}")
             raise
         state = self._finish(resource, cloud, request.urn, id, inputs, context)
         return messages.CreateResponse(id=id, properties=encode(state))
 
     def Read(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        acting_for.urn = request.urn
         resource = self._resource(request.urn, context)
         inputs = decode(request.inputs) or decode(request.properties)
         try:
@@ -228,9 +237,11 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         if found is None:
             return messages.ReadResponse()
         state = {**decode(request.properties), **found}
-        return messages.ReadResponse(id=request.id, properties=encode(state), inputs=request.inputs)
+        refreshed = {key: _as_given(value, found[key]) if key in found else value for key, value in inputs.items()}
+        return messages.ReadResponse(id=request.id, properties=encode(state), inputs=encode(refreshed))
 
     def Update(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        acting_for.urn = request.urn
         resource = self._resource(request.urn, context)
         new, state = decode(request.news), decode(request.olds)
         old = decode(request.old_inputs)
@@ -242,12 +253,13 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
             resource.update(cloud, request.id, old, new)
             if self._takes_tags(resource):
                 self._retag(resource, cloud, request.id, {**new, **state}, new["tagsAll"])
-        except (ClientError, BotoCoreError, Failed) as error:
+        except (ClientError, BotoCoreError, FailedError) as error:
             fail(context, f"updating {request.urn}: {_describe(error)}")
         state = self._finish(resource, cloud, request.urn, request.id, new, context)
         return messages.UpdateResponse(properties=encode(state))
 
     def Delete(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        acting_for.urn = request.urn
         resource = self._resource(request.urn, context)
         state = {**decode(request.old_inputs), **decode(request.properties)}
         try:
@@ -255,7 +267,7 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         except ClientError as error:
             if not is_gone(error, resource.gone):
                 fail(context, f"deleting {request.urn}: {_describe(error)}")
-        except (BotoCoreError, Failed) as error:
+        except (BotoCoreError, FailedError) as error:
             fail(context, f"deleting {request.urn}: {_describe(error)}")
         self.deleted.append(request.urn)
         return empty_pb2.Empty()
@@ -295,9 +307,17 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
             resource.retag(cloud, id, state, removed, added)
 
     def _planned(self, resource: Resource, inputs: Values, state: Values) -> Values:
-        outputs = schema.resource(resource.token).outputs
-        known = {name: state.get(name, UNKNOWN) for name in outputs}
-        return {**known, **{key: value for key, value in inputs.items() if key != "__defaults"}}
+        """The outputs as far as a preview knows them."""
+        planned = dict(state)
+        for name in schema.resource(resource.token).outputs:
+            if name in resource.computed or name not in planned:
+                planned[name] = UNKNOWN
+        for name, value in inputs.items():
+            if name == "__defaults":
+                continue
+            both = isinstance(value, dict) and isinstance(state.get(name), dict)
+            planned[name] = {**state[name], **value} if both and name not in ("tags", "labels") else value
+        return planned
 
     def _finish(
         self,
@@ -314,23 +334,25 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         try:
             resource.finish(cloud, id, inputs)
             found = resource.read(cloud, id, inputs)
-        except (ClientError, BotoCoreError, Failed) as error:
+        except (ClientError, BotoCoreError, FailedError) as error:
             message = f"creating {urn}: {_describe(error)}"
             fail_initialization(context, message, id, {**given, **tags}, inputs_of(inputs))
             raise
         if found is None:
             fail(context, f"creating {urn}: {id} was gone when it was read back")
         described = schema.resource(resource.token)
-        state = {
-            **schema.empty_outputs(resource.token),
-            "region": cloud.region,
-            **given,
-            **tags,
-            **(found or {}),
-        }
+        region = {"region": cloud.region} if "region" in described.outputs else {}
+        state = {**schema.empty_outputs(resource.token), **region, **given, **tags, **(found or {})}
         unknown = sorted(set(state) - set(described.outputs) - set(described.inputs.types))
         assert not unknown, f"{resource.token} has no output {unknown}"
         return {**state, "id": id}
+
+
+def _as_given(given: Any, found: Any) -> Any:
+    """What AWS has now, without what it adds to an object that the program gave only a part of."""
+    if isinstance(given, dict) and isinstance(found, dict):
+        return {key: _as_given(value, found.get(key)) for key, value in given.items()}
+    return found
 
 
 def inputs_of(inputs: Values) -> Values:
@@ -369,8 +391,15 @@ def _describe(error: Exception) -> str:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
     request = error.response.get("ResponseMetadata", {}).get("RequestId", "")
     code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-    service = _SERVICE_NAMES.get(getattr(error, "service", ""), getattr(error, "service", "") or "AWS")
+    service = _SERVICE_NAMES.get(_service_of(error.operation_name), "AWS")
     return (
         f"operation error {service}: {error.operation_name}, https response error StatusCode: {status}, "
         f"RequestID: {request}, api error {code}: {message}"
     )
+
+
+@functools.cache
+def _service_of(operation: str) -> str:
+    """The service that has an operation of this name, among those of the stack."""
+    loader = botocore.session.get_session()
+    return next((name for name in _SERVICE_NAMES if operation in loader.get_service_model(name).operation_names), "")

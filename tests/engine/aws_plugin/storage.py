@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
-from .base import Cloud, Failed, Resource, Values, is_gone, register, tag_list, upper, wait
+from .base import Cloud, FailedError, Resource, Values, is_gone, register, tag_list, upper, wait
 
 _NO_BUCKET = ("NoSuchBucket", "404")
 
@@ -336,7 +336,7 @@ class LustreFileSystem(Resource):
     def finish(self, cloud: Cloud, id: str, inputs: Values) -> None:
         found = wait(lambda: self._describe(cloud, id), lambda one: one["Lifecycle"] != "CREATING", id)
         if found["Lifecycle"] != "AVAILABLE":
-            raise Failed(f"FSx for Lustre file system ({id}): unexpected state '{found['Lifecycle']}'")
+            raise FailedError(f"FSx for Lustre file system ({id}): unexpected state '{found['Lifecycle']}'")
 
     def _describe(self, cloud: Cloud, id: str) -> Any:
         return cloud.fsx.describe_file_systems(FileSystemIds=[id])["FileSystems"][0]
