@@ -45,6 +45,11 @@ class CommunicatorView:
     num_completed: int = 0
     evidence: Evidence | None = None
 
+    @property
+    def is_root(self) -> bool:
+        """Whether it was not split from another one."""
+        return self.identity is not None and "split" not in self.identity
+
 
 @dataclass(slots=True)
 class ChannelLine:

@@ -282,6 +282,9 @@ class _Judgement:
                     f"in a communicator of {size} ranks, but ranks.json lists {num_ranks}",
                     communicator.evidence,
                 )
+        worlds = [c for c in log.communicators.values() if c.size == num_ranks and c.is_root]
+        if worlds and all(c.rank != rank.record.rank for c in worlds):
+            yield "another rank in the communicator of all ranks than in ranks.json", worlds[0].evidence
         for channel, group in rank.unplaced.items():
             ends = f"{channel.source} to {channel.target}"
             yield f"a channel from rank {ends}, which fits none of its communicators", group.evidence

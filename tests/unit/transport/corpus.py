@@ -546,6 +546,14 @@ def lines_collapsed_by_ray(folder: Path) -> Path:
     return built.write(folder)
 
 
+@case("unknown", "rank 0, 4: another rank in the communicator of all ranks")
+def logs_of_two_ranks_exchanged(folder: Path) -> Path:
+    built = job()
+    first, second = built.ranks[0], built.ranks[4]
+    first.messages, second.messages = second.messages, first.messages
+    return built.write(folder)
+
+
 @case("unknown", "more than one log line")
 def two_lines_glued_together(folder: Path) -> Path:
     job().write(folder)
