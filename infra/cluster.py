@@ -128,7 +128,6 @@ class Cluster(pulumi.ComponentResource):
             ),
             # The component would install CoreDNS before there is a node for it.
             coredns_addon_options=eks.CoreDnsAddonOptionsArgs(enabled=False),
-            tags=settings.tags,
             opts=pulumi.ResourceOptions(
                 parent=self, providers={"aws": aws_provider}, depends_on=[log_group, network]
             ),

@@ -146,7 +146,8 @@ def price(settings: StackSettings) -> CostReport:
     """
     from infra.recorder import record
 
-    return price_graph(record(settings), settings)
+    # Objects in the cluster cost nothing, and the CRDs are most of the work of a recording.
+    return price_graph(record(settings.model_copy(update={"kuberay": False})), settings)
 
 
 def price_graph(graph: Graph, settings: StackSettings) -> CostReport:

@@ -32,7 +32,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from infra.instances import INSTANCES, SYSTEM_INSTANCES, InstanceType, NodeShape
-from infra.versions import ADDONS, KUBERAY_VERSION, KUBERNETES_VERSIONS, RAY_IMAGE, RAY_IMAGE_TAG, RAY_VERSION
+from infra.versions import KUBERAY_VERSION, KUBERNETES_VERSIONS, RAY_IMAGE, RAY_IMAGE_TAG, RAY_VERSION
 
 PROJECT = "efa-finetune"
 
@@ -86,7 +86,10 @@ class SettingsError(Exception):
         source = source or SettingsSource()
         self.problems = tuple(problems)
         lines = [f"{len(self.problems)} mistake(s) in the settings of {source.describe()}:"]
-        lines += [f"  - {problem.render(source.where(problem.key))}" for problem in self.problems]
+        lines += [
+            f"  - {problem.render(source.where(problem.key))}{source.command(problem.key)}"
+            for problem in self.problems
+        ]
         super().__init__("\n".join(lines))
 
 
@@ -102,12 +105,21 @@ class SettingsSource:
 
     def where(self, key: str) -> str:
         if self.path is None or not self.path.is_file():
-            return f"pulumi config set {key} VALUE --stack {self.stack}"
+            return f"configuration of stack {self.stack}"
         pattern = re.compile(rf"^\s*[\"']?{re.escape(PROJECT)}:{re.escape(key)}[\"']?\s*:")
         for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
             if pattern.match(line):
                 return f"{self.path}:{number}"
-        return f"not set in {self.path}: the default"
+        return f"the default: {self.path} does not set it"
+
+    def command(self, key: str) -> str:
+        """The command that sets the key, for the end of a message."""
+        name = next((n for n in StackSettings.model_fields if to_camel(n) == key), None)
+        if name is None:
+            return ""
+        many = get_origin(StackSettings.model_fields[name].annotation) is tuple
+        setting = f"--path '{key}[0]'" if many else key
+        return f" To set it: pulumi config set {setting} VALUE --stack {self.stack}"
 
 
 def _network(value: str) -> str:
@@ -857,11 +869,7 @@ def parse_settings(values: Mapping[str, Any], stack: str, path: Path | None = No
     for key, value in values.items():
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)
-            fix = (
-                f"Did you mean {near[0]}?"
-                if near
-                else f"Keys are listed by: grep -A2 '^  [a-z]' {'Pulumi.yaml'}"
-            )
+            fix = f"Did you mean {near[0]}?" if near else "Pulumi.yaml lists all keys."
             problems.append(Problem(key, value, "not a setting of this project", fix))
             continue
         name, field = fields[key]
@@ -871,7 +879,12 @@ def parse_settings(values: Mapping[str, Any], stack: str, path: Path | None = No
         except (ValidationError, ValueError) as error:
             invalid.add(name)
             problems.append(
-                Problem(key, value, _explain(error, field.annotation), _set_hint(key, field.default))
+                Problem(
+                    key,
+                    value,
+                    _explain(error, field.annotation),
+                    f"The default is {json.dumps(field.default, default=str)}.",
+                )
             )
     if problems:
         partial = StackSettings.model_construct(stack=stack, **good)
@@ -889,10 +902,6 @@ def _explain(error: ValidationError | ValueError, annotation: Any) -> str:
     wanted = _wanted(annotation)
     messages = [entry["msg"].removeprefix("Value error, ") for entry in error.errors()]
     return wanted or "; ".join(dict.fromkeys(messages))
-
-
-def _set_hint(key: str, default: Any) -> str:
-    return f"The default is {json.dumps(default, default=str)}; set it with: pulumi config set {key} VALUE."
 
 
 def read_settings_file(path: Path) -> StackSettings:
@@ -936,20 +945,3 @@ def load_settings() -> StackSettings:
     stack = pulumi.get_stack()
     path = Path(pulumi.runtime.get_root_directory() or ".") / f"Pulumi.{stack}.yaml"
     return parse_settings(values, stack, path if path.is_file() else None)
-
-
-__all__ = [
-    "ADDONS",
-    "PROJECT",
-    "Problem",
-    "SettingsError",
-    "SettingsSource",
-    "StackSettings",
-    "load_settings",
-    "parse_settings",
-    "private_subnets",
-    "public_subnets",
-    "read_settings_file",
-    "storage_endpoint",
-    "undeployable",
-]

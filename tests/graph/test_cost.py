@@ -46,7 +46,9 @@ def test_the_report_is_plain_json_with_the_keys_that_stay() -> None:
     assert json.loads(json.dumps(report)) == report
     assert {"hourly_usd", "lines", "region", "table_date", "by_use"} == set(report)
     assert all(set(line) == {"name", "quantity", "unit_usd", "hourly_usd"} for line in report["lines"])
-    assert report["hourly_usd"] == pytest.approx(sum(line["hourly_usd"] for line in report["lines"]), abs=1e-3)
+    assert report["hourly_usd"] == pytest.approx(
+        sum(line["hourly_usd"] for line in report["lines"]), abs=1e-3
+    )
 
 
 def test_a_cluster_of_somebody_else_costs_nothing() -> None:
@@ -77,7 +79,11 @@ def test_more_nodes_cost_more() -> None:
         ),
         ({"gpuInstanceType": "p4d.24xlarge"}, "p4d.24xlarge on demand"),
         (
-            {"region": "eu-central-1", "zones": ["eu-central-1a", "eu-central-1b"], "gpuZone": "eu-central-1a"},
+            {
+                "region": "eu-central-1",
+                "zones": ["eu-central-1a", "eu-central-1b"],
+                "gpuZone": "eu-central-1a",
+            },
             "NAT gateway, hour",
         ),
     ],
@@ -97,7 +103,9 @@ def test_an_agreed_price_answers_it() -> None:
 
 def test_a_new_kind_of_resource_is_refused_until_somebody_looks_at_its_price() -> None:
     template = graphs.dev().resources[0]
-    unknown = Resource(**{**vars(template), "type": "aws:rds/instance:Instance", "name": "db", "custom": True})
+    unknown = Resource(
+        **{**vars(template), "type": "aws:rds/instance:Instance", "name": "db", "custom": True}
+    )
     graph = Graph((*graphs.dev().resources, unknown), {})
     with pytest.raises(UnknownPriceError, match=r"aws:rds/instance:Instance \(db\)"):
         price_graph(graph, graphs.dev_settings())

@@ -54,7 +54,9 @@ def test_each_step_needs_the_one_before() -> None:
     assert graph.depends_on(provider, chain[1][1]), "access entries come with the control plane"
 
 
-@pytest.mark.parametrize("needed", ["gpu nodes", "efa plugin", "operator", "pod identity", "policy", "service account"])
+@pytest.mark.parametrize(
+    "needed", ["gpu nodes", "efa plugin", "operator", "pod identity", "policy", "service account"]
+)
 def test_the_ray_cluster_waits_for(needed: str) -> None:
     graph = graphs.dev()
     resource = {
@@ -120,7 +122,9 @@ def test_a_cluster_of_somebody_else_outlives_the_stack() -> None:
     assert {r.deleted_with for r in graphs.local().resources} == {""}
 
 
-@pytest.mark.parametrize("recorded", [graphs.dev, graphs.local, graphs.everything], ids=["dev", "local", "everything"])
+@pytest.mark.parametrize(
+    "recorded", [graphs.dev, graphs.local, graphs.everything], ids=["dev", "local", "everything"]
+)
 def test_no_resource_uses_a_default_provider(recorded: object) -> None:
     graph: Graph = recorded()  # type: ignore[operator]
     for resource in graph.resources:

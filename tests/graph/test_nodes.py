@@ -59,9 +59,7 @@ def test_any_type_works_by_changing_one_setting(instance: InstanceType, purchase
     _assert_purchase(purchase, instance, graph, template, group)
 
 
-def _assert_purchase(
-    purchase: str, instance: InstanceType, graph: Graph, template: Any, group: Any
-) -> None:
+def _assert_purchase(purchase: str, instance: InstanceType, graph: Graph, template: Any, group: Any) -> None:
     placement = template.get("placement")
     target = template.get("capacityReservationSpecification", {}).get("capacityReservationTarget")
     assert bool(placement) == (purchase == "on-demand"), "a forced group loses reserved capacity"
@@ -70,7 +68,9 @@ def _assert_purchase(
     assert target == ({"capacityReservationId": RESERVATION} if by_id else None)
     market = template.get("instanceMarketOptions")
     assert market == ({"marketType": "capacity-block"} if purchase == "capacity-block" else None)
-    assert group["capacityType"] == {"spot": "SPOT", "capacity-block": "CAPACITY_BLOCK"}.get(purchase, "ON_DEMAND")
+    assert group["capacityType"] == {"spot": "SPOT", "capacity-block": "CAPACITY_BLOCK"}.get(
+        purchase, "ON_DEMAND"
+    )
     in_template = template.get("instanceType") == instance.name
     in_group = group.get("instanceTypes") == [instance.name]
     assert in_template != in_group, "the instance type stands in exactly one place"
@@ -127,7 +127,9 @@ def test_both_plugins_tolerate_the_taint_and_know_the_type() -> None:
     graph = graphs.dev()
     for chart in ("nvidia-device-plugin", "aws-efa-k8s-device-plugin"):
         values = graphs.release(graph, chart).inputs["values"]
-        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in values["tolerations"]
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in values[
+            "tolerations"
+        ]
         assert values["nodeSelector"] == {"role": "gpu"}
     values = graphs.release(graph, "aws-efa-k8s-device-plugin").inputs["values"]
     assert values["supportedInstanceLabels"]["values"] == ["g6.12xlarge"]
@@ -154,7 +156,8 @@ def test_moving_the_expiry_changes_no_launch_template() -> None:
     later = graphs.graph(expires="2100-01-01T00:00:00+00:00")
     for name in ("efa-test-gpu", "efa-test-system"):
         assert (
-            sooner.named(graphs.LAUNCH_TEMPLATE, name).inputs == later.named(graphs.LAUNCH_TEMPLATE, name).inputs
+            sooner.named(graphs.LAUNCH_TEMPLATE, name).inputs
+            == later.named(graphs.LAUNCH_TEMPLATE, name).inputs
         )
     (provider,) = later.of_type("pulumi:providers:aws")
     assert "2100-01-01" in str(provider.inputs["defaultTags"])
@@ -178,4 +181,6 @@ def test_autoscaling_starts_from_the_least_and_leaves_the_number_to_the_autoscal
     worker = graphs.ray_cluster(graph).inputs["spec"]["workerGroupSpecs"][0]
     assert (worker["minReplicas"], worker["maxReplicas"]) == (1, 2)
     assert graphs.ray_cluster(graph).inputs["spec"]["enableInTreeAutoscaling"] is True
-    assert graphs.release(graph, "cluster-autoscaler").inputs["values"]["autoDiscovery"] == {"clusterName": "efa-full"}
+    assert graphs.release(graph, "cluster-autoscaler").inputs["values"]["autoDiscovery"] == {
+        "clusterName": "efa-full"
+    }

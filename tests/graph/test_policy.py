@@ -1,3 +1,4 @@
+# ruff: noqa: E501  tables are read by row
 """The policy pack: each rule passes what is right and names what is wrong; the engine's calls reach the rules."""
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ GROUP: dict[str, Any] = {
     "launchTemplate": {"id": "lt"},
 }
 TAGS = {"project": "efa-finetune", "stack": "dev", "owner": "me"}
-BLOCK = dict.fromkeys(("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets"), True)
+BLOCK = dict.fromkeys(
+    ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets"), True
+)
 
 
 def _statement(**values: Any) -> str:
@@ -110,7 +113,9 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "type_", "right", "wrong", "words"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)]
+    ("name", "type_", "right", "wrong", "words"),
+    CASES,
+    ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)],
 )
 def test_a_rule(name: str, type_: str, right: dict[str, Any], wrong: dict[str, Any], words: str) -> None:
     rule = next(rule for rule in RULES if rule.name == name)
@@ -148,7 +153,9 @@ def _rule(type_: str, source: str, protocol: str = "-1") -> Seen:
 def test_efa_needs_a_group_that_names_itself(rules: list[Seen], missing: list[str]) -> None:
     (rule,) = STACK_RULES
     found = list(rule.check([Seen(LAUNCH_TEMPLATE, "gpu", TEMPLATE), *rules]))
-    assert [next(d for d in ("ingress", "egress") if f"all {d}" in violation) for violation in found] == missing
+    assert [
+        next(d for d in ("ingress", "egress") if f"all {d}" in violation) for violation in found
+    ] == missing
     assert list(rule.check(rules)) == [], "without EFA there is nothing to ask for"
 
 

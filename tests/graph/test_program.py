@@ -36,11 +36,13 @@ LIMITS = {
 }
 
 
-def _config(path: Path) -> dict[str, str]:
+def _config(path: Path, **changes: str) -> dict[str, str]:
     """The stack's configuration as the engine hands it to a program: everything is text."""
     defaults = yaml.safe_load((graphs.REPOSITORY / "Pulumi.yaml").read_text())["config"]
     values = {f"{PROJECT}:{key}": declared["default"] for key, declared in defaults.items()}
-    values |= yaml.safe_load(path.read_text())["config"]
+    values |= yaml.safe_load(path.read_text())["config"] | {
+        f"{PROJECT}:{key}": value for key, value in changes.items()
+    }
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
 
@@ -48,7 +50,9 @@ def test_the_dev_stack_as_pulumi_runs_it() -> None:
     graph = record_program(program, "dev", config=_config(graphs.DEV_FILE), preview=True)
     assert {r.urn for r in graph.resources} == {r.urn for r in graphs.dev().resources}
     assert graph.outputs["hourly_cost_usd"] == pytest.approx(9.55, rel=0.02)
-    assert sum(graph.outputs["hourly_cost_parts"].values()) == pytest.approx(graph.outputs["hourly_cost_usd"], abs=1e-3)
+    assert sum(graph.outputs["hourly_cost_parts"].values()) == pytest.approx(
+        graph.outputs["hourly_cost_usd"], abs=1e-3
+    )
     assert graph.outputs["prices_of"] == "us-west-2, 2026-07-20"
 
 
@@ -58,7 +62,7 @@ def test_an_update_refuses_the_addresses_of_the_example() -> None:
 
 
 def test_the_outputs_are_what_the_cli_reads() -> None:
-    config = {**_config(graphs.DEV_FILE), f"{PROJECT}:publicCidrs": '["52.1.2.3/32"]'}
+    config = _config(graphs.DEV_FILE, publicCidrs='["52.1.2.3/32"]', kuberay="false")
     graph = record_program(program, "dev", config=config)
     outputs = StackOutputs.model_validate(graph.outputs[OUTPUT_NAME])
     assert outputs.cluster_name == "efa-dev"
@@ -76,7 +80,7 @@ def test_the_outputs_are_what_the_cli_reads() -> None:
 
 
 def test_the_outputs_of_a_local_stack() -> None:
-    graph = record_program(program, "local", config=_config(graphs.LOCAL_FILE))
+    graph = record_program(program, "local", config=_config(graphs.LOCAL_FILE, kuberay="false"))
     outputs = StackOutputs.model_validate(graph.outputs[OUTPUT_NAME])
     assert outputs.kube.context == "kind-efa"
     assert outputs.kube.kubeconfig("x") is None
@@ -88,21 +92,21 @@ def test_the_outputs_of_a_local_stack() -> None:
 
 
 def test_an_unknown_price_leaves_the_output_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    config = {**_config(graphs.DEV_FILE), f"{PROJECT}:purchase": "spot"}
+    config = _config(graphs.DEV_FILE, purchase="spot", kuberay="false")
     graph = record_program(program, "dev", config=config, preview=True)
     assert "hourly_cost_usd" not in graph.outputs
     assert "g6.12xlarge as spot" in caplog.text
 
 
 def test_mistakes_stop_the_program_before_its_first_resource() -> None:
-    config = {**_config(graphs.DEV_FILE), f"{PROJECT}:gpuCount": "0", f"{PROJECT}:zones": '["us-west-2a"]'}
+    config = _config(graphs.DEV_FILE, gpuCount="0", zones='["us-west-2a"]')
     registered: list[str] = []
 
     def counting() -> None:
         try:
             program()
         finally:
-            registered.extend(str(r) for r in pulumi.runtime.get_root_resource()._childResources)  # type: ignore[union-attr]  # noqa: SLF001
+            registered.extend(str(r) for r in pulumi.runtime.get_root_resource()._childResources)  # type: ignore[union-attr]
 
     with pytest.raises(SettingsError, match=r"2 mistake\(s\)"):
         record_program(counting, "dev", config=config, preview=True)
@@ -110,17 +114,18 @@ def test_mistakes_stop_the_program_before_its_first_resource() -> None:
 
 
 def test_an_unknown_key_is_a_mistake() -> None:
-    config = {**_config(graphs.DEV_FILE), f"{PROJECT}:gpuCont": "2"}
+    config = _config(graphs.DEV_FILE, gpuCont="2")
     with pytest.raises(SettingsError, match="Did you mean gpuCount"):
         record_program(program, "dev", config=config, preview=True)
 
 
 def test_a_preview_does_not_trip_over_what_is_not_known_yet() -> None:
-    assert len(record(graphs.dev_settings(), preview=True).resources) == len(graphs.dev().resources)
+    settings = graphs.settings(kuberay=False)
+    assert len(record(settings, preview=True).resources) == len(graphs.graph().resources)
 
 
 def test_a_recording_takes_about_a_second() -> None:
-    record(graphs.dev_settings())
+    graphs.dev()
     started = time.process_time()
     record(graphs.dev_settings())
     assert time.process_time() - started < 5, "seconds of processor time; about 1.2 on a quiet machine"
@@ -199,7 +204,9 @@ def test_the_budget_warns_before_it_is_spent() -> None:
 
 
 def test_one_nat_gateway_in_the_gpu_zone_or_one_per_zone() -> None:
-    assert [r.name for r in graphs.dev().of_type("aws:ec2/natGateway:NatGateway")] == ["efa-dev-nat-us-west-2a"]
+    assert [r.name for r in graphs.dev().of_type("aws:ec2/natGateway:NatGateway")] == [
+        "efa-dev-nat-us-west-2a"
+    ]
     assert len(graphs.everything().of_type("aws:ec2/natGateway:NatGateway")) == 2
 
 
@@ -213,7 +220,9 @@ def test_the_entry_point_fits_on_one_screen() -> None:
     assert len((graphs.REPOSITORY / "infra" / "__main__.py").read_text().splitlines()) < 30
 
 
-@pytest.mark.parametrize("module", ["infra.outputs", "infra.instances", "infra.settings", "infra.versions", "infra.cost"])
+@pytest.mark.parametrize(
+    "module", ["infra.outputs", "infra.instances", "infra.settings", "infra.versions", "infra.cost"]
+)
 def test_what_the_cli_imports_needs_no_pulumi(module: str) -> None:
     code = f"import sys, {module}; sys.exit('pulumi' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=graphs.REPOSITORY, check=False).returncode == 0
@@ -235,7 +244,12 @@ def test_nothing_happens_at_import() -> None:
     "values",
     [
         {"server": "https://x"},
-        {"server": "https://x", "certificate_authority_data": "Q0E=", "exec_command": ["aws"], "kubeconfig_path": "x"},
+        {
+            "server": "https://x",
+            "certificate_authority_data": "Q0E=",
+            "exec_command": ["aws"],
+            "kubeconfig_path": "x",
+        },
     ],
 )
 def test_access_is_by_one_way(values: dict[str, Any]) -> None:

@@ -53,7 +53,9 @@ def _spec(settings: StackSettings) -> dict[str, Any]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_fits_the_schema_of_the_pinned_crd(shape: str) -> None:
     validator = jsonschema.Draft202012Validator(_schema())
-    errors = [f"{'/'.join(map(str, e.path))}: {e.message}" for e in validator.iter_errors(_spec(SHAPES[shape]()))]
+    errors = [
+        f"{'/'.join(map(str, e.path))}: {e.message}" for e in validator.iter_errors(_spec(SHAPES[shape]()))
+    ]
     assert errors == []
 
 
@@ -87,16 +89,32 @@ def _changes() -> Iterator[tuple[str, Any, str]]:
     def env(spec: dict[str, Any]) -> list[dict[str, str]]:
         return head(spec)["template"]["spec"]["containers"][0]["env"]
 
-    yield "no head container", lambda s: head(s)["template"]["spec"].update(containers=[]), "at least one container"
-    yield "no worker container", lambda s: worker(s)["template"]["spec"].update(containers=[]), "at least one container"
-    yield "min over max", lambda s: worker(s).update(minReplicas=5), "minReplicas 5 is greater than maxReplicas 2"
+    yield (
+        "no head container",
+        lambda s: head(s)["template"]["spec"].update(containers=[]),
+        "at least one container",
+    )
+    yield (
+        "no worker container",
+        lambda s: worker(s)["template"]["spec"].update(containers=[]),
+        "at least one container",
+    )
+    yield (
+        "min over max",
+        lambda s: worker(s).update(minReplicas=5),
+        "minReplicas 5 is greater than maxReplicas 2",
+    )
     yield "negative", lambda s: worker(s).update(minReplicas=-1), "cannot be negative"
     yield "no maximum", lambda s: worker(s).pop("maxReplicas"), "both needed without autoscaling"
     yield "both resources", lambda s: head(s).update(resources={"CPU": "1"}), "use one of them"
     yield "labels", lambda s: head(s)["rayStartParams"].update(labels="a=b"), "labels is not supported"
     yield "old Ray", lambda s: s.update(rayVersion="2.51.0"), "needs Ray 2.52.0"
     yield "no Ray version", lambda s: s.update(rayVersion="nightly"), "needs a version such as"
-    yield "redis", lambda s: env(s).append({"name": "RAY_REDIS_ADDRESS", "value": "r"}), "gcsFaultToleranceOptions"
+    yield (
+        "redis",
+        lambda s: env(s).append({"name": "RAY_REDIS_ADDRESS", "value": "r"}),
+        "gcsFaultToleranceOptions",
+    )
     yield "redis user", lambda s: env(s).append({"name": "REDIS_USERNAME", "value": "r"}), "redisUsername"
     yield "upgrade", lambda s: s.update(upgradeStrategy={"type": "Rolling"}), "Recreate or None"
     yield (
@@ -122,7 +140,9 @@ def test_autoscaler_v2_wants_pods_that_do_not_restart(policy: str) -> None:
     assert any("cannot be suspended" in violation for violation in violations("train", spec))
 
 
-@pytest.mark.parametrize(("name", "words"), [("r" * 54, "53 characters"), ("1train", "DNS-1035"), ("Train", "DNS-1035")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("r" * 54, "53 characters"), ("1train", "DNS-1035"), ("Train", "DNS-1035")]
+)
 def test_names(name: str, words: str) -> None:
     assert any(words in violation for violation in violations(name, _spec(graphs.dev_settings())))
 
@@ -188,7 +208,11 @@ def test_the_transport_environment_of_other_nodes() -> None:
     assert nvlink["NCCL_NET"] == "Libfabric"
     assert "NCCL_SHM_USE_CUDA_MEMCPY" not in nvlink
     without = transport_environment(graphs.settings(gpuInstanceType="g6.xlarge", requireEfa=False))
-    assert (without["FI_PROVIDER"], without["NCCL_NET"], without["NCCL_NET_PLUGIN"]) == ("tcp", "Socket", "none")
+    assert (without["FI_PROVIDER"], without["NCCL_NET"], without["NCCL_NET_PLUGIN"]) == (
+        "tcp",
+        "Socket",
+        "none",
+    )
 
 
 def _container(spec: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +249,11 @@ def test_a_chart_on_disk_needs_no_repository(tmp_path: Any) -> None:
     from infra.recorder import record
 
     settings = parse_settings(
-        {**graphs.MINIMAL, "kuberayChart": f"{tmp_path}/kuberay-operator", "kuberayImage": "registry:5000/op:1.6.2"},
+        {
+            **graphs.MINIMAL,
+            "kuberayChart": f"{tmp_path}/kuberay-operator",
+            "kuberayImage": "registry:5000/op:1.6.2",
+        },
         "test",
     )
     operator = graphs.release(record(settings), "kuberay-operator").inputs

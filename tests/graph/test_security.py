@@ -38,7 +38,11 @@ def _policies(graph: Graph) -> dict[str, Any]:
 
 def test_a_job_can_touch_its_bucket_and_nothing_else() -> None:
     policy = _policies(graphs.dev())["efa-dev-job"]
-    resources = {r for s in policy["Statement"] for r in ([s["Resource"]] if isinstance(s["Resource"], str) else s["Resource"])}
+    resources = {
+        r
+        for s in policy["Statement"]
+        for r in ([s["Resource"]] if isinstance(s["Resource"], str) else s["Resource"])
+    }
     assert resources == {"arn:aws:s3:::efa-dev-runs-0123456", "arn:aws:s3:::efa-dev-runs-0123456/*"}
     actions = {action for statement in policy["Statement"] for action in statement["Action"]}
     assert not any("*" in action for action in actions)
@@ -184,4 +188,6 @@ def test_who_submits_may_exec_and_not_more() -> None:
     role = graphs.dev().named("kubernetes:rbac.authorization.k8s.io/v1:Role", "efa-dev-submit")
     verbs = {verb for rule in role.inputs["rules"] for verb in rule["verbs"]}
     assert verbs == {"get", "list", "watch", "create"}
-    assert [rule["resources"] for rule in role.inputs["rules"] if "create" in rule["verbs"]] == [["pods/exec"]]
+    assert [rule["resources"] for rule in role.inputs["rules"] if "create" in rule["verbs"]] == [
+        ["pods/exec"]
+    ]
