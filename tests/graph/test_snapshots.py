@@ -65,10 +65,8 @@ def _compare(path: Path, text: str) -> None:
         return
     before = path.read_text().splitlines() if path.exists() else []
     changes = list(difflib.unified_diff(before, text.splitlines(), str(path.name), "now", lineterm="", n=2))
-    assert not changes, "\n".join(
-        ["The program registers something else than the reviewed snapshot; if that is meant: "
-         "UPDATE_SNAPSHOTS=1 pytest tests/graph/test_snapshots.py", *changes[:200]]
-    )  # fmt: skip
+    hint = "not what was reviewed; if that is meant: UPDATE_SNAPSHOTS=1 pytest tests/graph/test_snapshots.py"
+    assert not changes, "\n".join([hint, *changes[:200]])
 
 
 @pytest.mark.parametrize("stack", ["dev", "local", "everything"])
