@@ -219,6 +219,34 @@ def cost(
         output.result(costs, cost_table(costs))
 
 
+@app.command()
+def plan(
+    job_file: JobFile,
+    overrides: Set = None,
+    instance: Annotated[str, typer.Option(metavar="TYPE", help="EC2 instance type")] = "g6.12xlarge",
+    nodes: Annotated[int, typer.Option(min=1, help="GPU nodes")] = 2,
+    steps: Annotated[int | None, typer.Option(help="optimizer steps, where the job counts epochs")] = None,
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    as_json: Json = False,
+) -> None:
+    """Predict memory, time and price of a job on any instance type of the catalog, and what limits it."""
+    from training.console import plan_tables
+    from training.hardware import hardware_of_instance, hardware_of_stack
+    from training.job import load_job
+    from training.planning import predict
+    from training.shapes import shape_of
+
+    with _output(as_json) as output:
+        job = load_job(job_file, overrides or ())
+        if stack is not None or outputs is not None:
+            hardware = hardware_of_stack(_access(stack, outputs).target())
+        else:
+            hardware = hardware_of_instance(instance, nodes)
+        prediction = predict(job, shape_of(job), hardware, steps)
+        output.result(prediction.document(), plan_tables(job, hardware, prediction))
+
+
 @contextmanager
 def _output(as_json: bool) -> Generator[Output]:
     """The streams of a command; an error for people is shown and becomes its exit status."""

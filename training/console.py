@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from training.errors import ExitStatus, FinetuneError
+from training.job import JobSpec
+from training.planning import Hardware, Prediction
 from training.report import text
 
 _BAR_WIDTH = 24
@@ -402,3 +404,46 @@ def cost_table(cost: Mapping[str, Any]) -> Table:
     table.add_row("per day", "", "", f"{24 * hourly:,.2f}")
     table.add_row("per month of 730 hours", "", "", f"{730 * hourly:,.2f}")
     return table
+
+
+def plan_tables(job: JobSpec, hardware: Hardware, prediction: Prediction) -> RenderableType:
+    """What a job will need and take, part by part."""
+    memory = Table(title=f"memory of each {hardware.gpu_name}", title_justify="left")
+    memory.add_column("part")
+    memory.add_column("GiB", justify="right")
+    for name, value in prediction.memory_parts.items():
+        memory.add_row(name, f"{value:.2f}")
+    memory.add_section()
+    memory.add_row("total", f"{prediction.memory_gib:.2f}")
+    memory.add_row("the GPU has", f"{prediction.gpu_memory_gib:.2f}")
+    time_table = Table(title="an optimizer step", title_justify="left")
+    time_table.add_column("part")
+    time_table.add_column("seconds", justify="right")
+    for name, value in prediction.step_parts.items():
+        time_table.add_row(name.replace("_", " "), f"{value:.3f}")
+    time_table.add_section()
+    time_table.add_row("the step, with what overlaps", f"{prediction.step_seconds:.3f}")
+    total = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    nodes = f"{hardware.num_nodes} x {hardware.gpus_per_node} {hardware.gpu_name}"
+    tokens = hardware.world_size * job.batch.tokens_per_gpu
+    for key, value in (
+        ("runs on", f"{nodes}, {tokens:,} tokens a step"),
+        ("layout", prediction.sharding.reason),
+        ("limited by", prediction.limited_by),
+        ("speed", f"{prediction.tokens_per_second:,.0f} tokens/s"),
+        (
+            "time",
+            "not known: the job counts epochs; give --steps"
+            if prediction.hours is None
+            else f"{prediction.hours:.2f} h for {prediction.steps:,} steps",
+        ),
+        ("price", "not known" if prediction.cost_usd is None else f"{prediction.cost_usd:.2f} USD"),
+        (
+            "fits",
+            "yes"
+            if prediction.fits
+            else "NO: lower batch.tokens_per_gpu, raise batch.accumulation, or take larger GPUs",
+        ),
+    ):
+        total.add_row(key, value)
+    return Group(memory, time_table, total)

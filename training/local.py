@@ -58,6 +58,8 @@ def _ray(job: JobSpec) -> Generator[Any]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_REDIRECT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Ray gives its workers the lowest priority but a few: on a laptop in use the job would starve.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Workers load torch and the model's code while they start: on two busy cores Ray's 60 s are not enough (2026-12).
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
     import ray

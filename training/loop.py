@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training import checkpoint as ckpt
-from training import planning
 from training.attention import layout_of
 from training.data.batch import Batch
 from training.data.pipeline import DataBundle
@@ -35,7 +34,16 @@ from training.job import JobSpec
 from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
 from training.model import CausalLM, init_weights, load_weights, num_parameters
 from training.optimizer import ShardedAdamW, gradient_norm
-from training.parallel import Sharding, World, begin_micro_batch, compute_dtype, join_world, mesh_of, shard
+from training.parallel import (
+    World,
+    begin_micro_batch,
+    compute_dtype,
+    hardware_of,
+    join_world,
+    mesh_of,
+    shard,
+)
+from training.planning import ModelShape, Sharding, choose_sharding
 from training.samples import answer_prompts
 from training.schedule import learning_rate
 from training.sources import ModelSource, prepare_source
@@ -285,7 +293,8 @@ class _Trainer:
 
     def _build_model(self, source: ModelSource) -> tuple[CausalLM, Sharding]:
         model = CausalLM(source.config)
-        sharding = planning.choose_sharding(self.job, model, self.world)
+        shape = ModelShape.of_config(source.config.to_dict())
+        sharding = choose_sharding(self.job, shape, hardware_of(self.world))
         self.mesh = mesh_of(self.world, sharding.scheme)
         shard(model, self.job, self.world, sharding, self.mesh)
         model.materialize(self.world.device)

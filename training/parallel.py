@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # pyright: ignore[reportPrivateUsage]
 from torch.utils.checkpoint import checkpoint
 
 from training.job import JobSpec
+from training.metrics import peak_flops
+from training.kernels import qkv, swiglu
 from training.model import CausalLM
+from training.planning import Hardware, Sharding
 
 # A collective that waits longer has lost a peer: the process group gives up and the worker group is restarted.
 # Long enough for the slowest rank to load a model and compile (2026-12: 90 s compile, minutes of download).
@@ -61,28 +67,44 @@ def join_world() -> World:
     size = dist.get_world_size()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     if size % local_size:
-        raise RuntimeError(f"{size} ranks do not divide into nodes of {local_size}: every node needs as many ranks")
+        raise RuntimeError(
+            f"{size} ranks do not divide into nodes of {local_size}: every node needs as many ranks"
+        )
     return World(
         rank=dist.get_rank(),
         size=size,
         local_rank=local_rank,
         local_size=local_size,
         device=device,
-        control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+        control=_gloo_group(COLLECTIVE_TIMEOUT),
         # Checkpoints are coordinated in a thread of their own: their messages must not mix with the loop's.
-        checkpoint=dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=1)),
+        checkpoint=_gloo_group(datetime.timedelta(hours=1)),
     )
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """The resolved form of the job's `parallel` section."""
+def _gloo_group(timeout: datetime.timedelta) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
-    scheme: Literal["full", "hybrid"]
-    reshard_after_forward: bool
-    checkpoint_every: int
-    """Every k-th block is recomputed in backward; 0: none."""
-    reason: str
+
+def hardware_of(world: World) -> Hardware:
+    """What this rank runs on. The speeds are those of a machine that nothing else is known of: PCIe, 10 Gbit/s."""
+    if world.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(world.device)
+        name, memory = properties.name, properties.total_memory
+    else:
+        name, memory = "CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world.local_size
+    peak, _ = peak_flops(world.device)
+    return Hardware(
+        gpu_name=name,
+        num_nodes=world.num_nodes,
+        gpus_per_node=world.local_size,
+        gpu_memory_gib=memory / 2**30,
+        peak_tflops=None if peak is None else peak / 1e12,
+        in_node_gb_per_second=5.0,
+        network_gbps=10.0,
+    )
 
 
 def mesh_of(world: World, scheme: Literal["full", "hybrid"]) -> DeviceMesh:
@@ -114,6 +136,12 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
         reduce_dtype=getattr(torch, job.parallel.reduce_dtype),
     )
     compiled = world.device.type == "cuda" if job.model.compile == "auto" else job.model.compile
+    if world.device.type == "cuda":
+        for block in model.blocks:
+            swiglu.use(block.mlp)
+            qkv.use(block.self_attn)
+    if compiled:
+        model.hf.model.norm.forward = torch.compile(model.hf.model.norm.forward)
     for index, block in enumerate(model.blocks):
         if sharding.checkpoint_every and index % sharding.checkpoint_every == 0:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -124,9 +152,39 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            if world.size == 1 and world.device.type == "cuda":
+                module.set_custom_reduce_scatter(OneRankReduceScatter())
+                continue
             module.set_gradient_divide_factor(1.0)
             if world.device.type == "cpu":  # gloo has no average
                 module.set_force_sum_reduction_for_comms(True)
+
+
+class OneRankReduceScatter(ReduceScatter):
+    """Nothing is to be reduced on one rank: the output is the input, which saves FSDP two copies of every gradient."""
+
+    def __init__(self) -> None:
+        self._input: Tensor | None = None
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """FSDP asks twice per backward: for the input, then for the output."""
+        if self._input is not None:
+            output, self._input = self._input, None
+            return output
+        self._input = torch.empty(size, dtype=dtype, device=device)
+        return self._input
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        raise AssertionError("one rank has nothing to reduce")
 
 
 def begin_micro_batch(model: CausalLM, sharding: Sharding, last: bool) -> None:
