@@ -1,0 +1,92 @@
+"""The arithmetic of the plan against the model itself, the measured memory, and the published communication figures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.training.jobs import tiny_architecture, tiny_job
+from training import loss, planning
+from training.hardware import hardware_of_instance
+from training.job import ArchitectureSpec, load_job
+from training.model import FAMILIES, CausalLM, config_of, num_parameters
+from training.planning import ModelShape, activation_bytes_per_token, choose_sharding, memory_parts, predict
+from training.shapes import KNOWN, shape_of
+
+QWEN = KNOWN["Qwen/Qwen2.5-1.5B"]
+JOB = load_job("training/jobs/qwen2.5-1.5b-sft.yaml", ["epochs=null", "steps=1000"])
+
+
+def test_the_parameters_of_qwen_are_counted_right() -> None:
+    assert QWEN.num_parameters == 1_543_714_304
+    assert QWEN.block_parameters == 46_797_824
+    assert QWEN.matmul_parameters == pytest.approx(1_543_569_408, rel=2e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "gemma"])
+def test_the_shape_counts_what_the_model_has(family: str) -> None:
+    architecture = ArchitectureSpec(**tiny_architecture(family=family))
+    assert family in FAMILIES
+    model = CausalLM(config_of(architecture, architecture.vocab_size, 1, 0))
+    assert ModelShape.of_architecture(architecture).num_parameters == num_parameters(model)
+    assert ModelShape.of_config(model.config.to_dict()).num_parameters == num_parameters(model)
+
+
+@pytest.mark.parametrize(("every", "kib"), [(0, 1620), (2, 858), (1, 192)])
+def test_activations_match_what_was_measured(every: int, kib: float) -> None:
+    assert activation_bytes_per_token(QWEN, every) / 1024 == pytest.approx(kib, rel=0.1)
+
+
+def test_the_chunk_of_the_plan_is_that_of_the_loss() -> None:
+    assert planning.LOSS_CHUNK_TOKENS == loss.CHUNK_TOKENS
+
+
+def test_two_g6_nodes_replicate_across_nodes_and_fit() -> None:
+    prediction = predict(JOB, QWEN, hardware_of_instance("g6.12xlarge", 2))
+    assert prediction.sharding.scheme == "hybrid"
+    assert "replicated across nodes" in prediction.sharding.reason
+    assert prediction.fits
+    assert prediction.memory_parts["state"] == pytest.approx(5.75, abs=0.01)
+    assert prediction.hours == pytest.approx(prediction.step_seconds * 1000 / 3600)
+    assert prediction.cost_usd == pytest.approx(prediction.hours * 2 * 4.6016)  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
+
+
+def test_what_cannot_fit_says_so() -> None:
+    big = KNOWN["Qwen/Qwen2.5-14B"]
+    prediction = predict(JOB, big, hardware_of_instance("g6.12xlarge", 2))
+    assert not prediction.fits
+    assert "nothing fits" in prediction.sharding.reason
+    assert "GiB per GPU" in prediction.sharding.reason
+
+
+def test_the_communication_is_that_of_the_published_figures() -> None:
+    # 10.40 GB and 6.17 GB per NIC and direction: facts of the ring, for full (float32 reduce) and hybrid sharding.
+    hardware = hardware_of_instance("g6.12xlarge", 2)
+    job = load_job("training/jobs/qwen2.5-1.5b-sft.yaml", ["batch.accumulation=1"])
+    for scheme, gigabytes in (("full", 10.40), ("hybrid", 6.17)):
+        sharding = planning.Sharding(scheme, True, 1, "")  # pyright: ignore[reportArgumentType]
+        _, _, across = planning.step_parts(job, QWEN, hardware, sharding)
+        line = hardware.network_gbps / 8 * 1e9 * planning.NETWORK_EFFICIENCY
+        assert across * line / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_every_shipped_job_has_a_shape() -> None:
+    assert shape_of(JOB) == QWEN
+    assert shape_of(load_job("training/jobs/demo.yaml")).num_layers == 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.sampled_from([256, 1024, 4096]),
+    accumulation=st.sampled_from([1, 2, 4]),
+    nodes=st.integers(1, 4),
+    instance=st.sampled_from(["g6.12xlarge", "p4d.24xlarge", "p5.48xlarge", "g6e.48xlarge"]),
+)
+def test_a_chosen_layout_fits_or_nothing_does(tokens: int, accumulation: int, nodes: int, instance: str) -> None:
+    hardware = hardware_of_instance(instance, nodes)
+    job = tiny_job(batch={"tokens_per_gpu": tokens * accumulation, "accumulation": accumulation})
+    chosen = choose_sharding(job, QWEN, hardware)
+    memory = sum(memory_parts(job, QWEN, hardware, chosen).values())
+    assert (memory <= planning.USABLE_SHARE * hardware.gpu_memory_gib) != chosen.reason.startswith("nothing fits")
+    assert chosen.scheme == "full" or nodes > 1
