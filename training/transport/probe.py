@@ -68,6 +68,21 @@ class ProbeResult(BaseModel):
     floor_gb_per_second: float | None
     measurements: tuple[Measurement, ...]
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table: collective, where, payload in MiB, milliseconds, bus GB/s and its spread over the rounds."""
+        return [
+            (
+                m.collective.replace("_", "-"),
+                f"{m.num_ranks} ranks "
+                + ("in a node" if m.scope == "node" else f"on {self.num_nodes} nodes"),
+                f"{m.payload_bytes / 2**20:,.1f}",
+                f"{m.seconds * 1e3:,.2f}",
+                f"{m.bus_gb_per_second:.2f}",
+                f"{m.bus_gb_per_second_low:.2f} to {m.bus_gb_per_second_high:.2f}",
+            )
+            for m in self.measurements
+        ]
+
 
 def probe(
     sizes: Sequence[int] = DEFAULT_SIZES,

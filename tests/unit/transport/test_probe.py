@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.transport.probe import Collective, Measurement, Scope, judge_bandwidth
+from training.transport.probe import Collective, Measurement, ProbeResult, Scope, judge_bandwidth
 
 WORKER = """
 import json, os, sys
@@ -48,6 +48,24 @@ def test_small_sizes_and_one_node_are_not_judged() -> None:
     assert judge_bandwidth([small, measurement(4.2)], 5.0, None)[0] == "passed"
     assert judge_bandwidth([measurement(9, scope="node")], 5.0, None)[0] == "not judged"
     assert "not known" in judge_bandwidth([measurement(9)], None, None)[1]
+
+
+def test_rows_say_what_was_measured_where() -> None:
+    result = ProbeResult(
+        verdict="passed",
+        reason="",
+        backend="nccl",
+        instance_type=None,
+        world_size=8,
+        num_nodes=2,
+        line_gb_per_second=None,
+        floor_gb_per_second=None,
+        measurements=(measurement(4.2), measurement(9, scope="node")),
+    )
+    assert result.rows() == [
+        ("all-gather", "8 ranks on 2 nodes", "1,024.0", "1,000.00", "4.20", "4.20 to 4.20"),
+        ("all-gather", "8 ranks in a node", "1,024.0", "1,000.00", "9.00", "9.00 to 9.00"),
+    ]
 
 
 @pytest.mark.slow
