@@ -54,8 +54,8 @@ def _rule(pattern: str, why: str, fix: str) -> _Rule:
 _RULES = (
     _rule(
         r"AWS account ID not allowed: (?P<account>\d+)",
-        "the credentials belong to account {account}, and this stack may only touch the one of its accountId setting. "
-        "Nothing was changed",
+        "the credentials belong to account {account}, and this stack may only touch the one of its accountId "
+        "setting. Nothing was changed",
         "use credentials of the stack's account (check with: aws sts get-caller-identity), then run the same command",
     ),
     _rule(
@@ -72,20 +72,26 @@ _RULES = (
     _rule(
         r"InsufficientReservedInstanceCapacity|ReservationCapacityExceeded",
         "the capacity reservation has fewer free instances than the node group wants",
-        "compare the reservation's free instances (aws ec2 describe-capacity-reservations) with gpuCount, lower gpuCount "
-        "or enlarge the reservation, then pulumi up. finetune zones shows where else the type is offered",
+        "compare the reservation's free instances (aws ec2 describe-capacity-reservations) with gpuCount, lower "
+        "gpuCount or enlarge the reservation, then pulumi up. finetune zones shows where else the type is offered",
     ),
     _rule(
-        r"Insufficient\w*Capacity|do not have sufficient (?P<type>[a-z0-9-]+\.\w+) capacity",
+        r"Insufficient\w*Capacity|do not have sufficient \S+ capacity",
         "AWS has no {type} free in this zone now. On-demand capacity of GPU types comes and goes",
         "finetune zones shows the zones that offer the type: set gpuZone (and zones) to one of them; or reserve the "
-        "capacity and set purchase to reservation or capacity-block with reservationId; or wait and run pulumi up again. "
-        f"A node group that AWS shows as CREATE_FAILED has to go first: {RECOVERY}, 'No capacity'",
+        "capacity and set purchase to reservation or capacity-block with reservationId; or wait and run pulumi up "
+        f"again. A node group that AWS shows as CREATE_FAILED has to go first: {RECOVERY}, 'No capacity'",
+    ),
+    _rule(
+        r"Throttl|RequestLimitExceeded|SlowDown|TooManyRequests|Rate exceeded",
+        "AWS answered {action} with 'too many requests' until the provider gave up",
+        "wait a minute and run the same command again, with --parallel 4 if it returns",
     ),
     _rule(
         r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded",
         "the account's vCPU quota for this family of instances is too small (two g6.12xlarge need 96)",
-        "finetune doctor shows the quota; raise it: aws service-quotas request-service-quota-increase --service-code ec2 "
+        "finetune doctor shows the quota; raise it: aws service-quotas request-service-quota-increase "
+        "--service-code ec2 "
         "--quota-code L-DB2E81BA (G and VT, on demand) or L-417A185B (P), --desired-value VCPUS; then pulumi up",
     ),
     _rule(
@@ -96,14 +102,10 @@ _RULES = (
         "Quotas; then run the same command again",
     ),
     _rule(
-        r"Throttl|RequestLimitExceeded|SlowDown|TooManyRequests|Rate exceeded",
-        "AWS answered {action} with 'too many requests' until the provider gave up",
-        "wait a minute and run the same command again, with --parallel 4 if it returns",
-    ),
-    _rule(
         r"AccessDenied|UnauthorizedOperation|not authorized to perform",
         "the credentials may not do {action}",
-        "let an administrator allow it (docs/operations.md lists the actions that the stack needs) or use another role, "
+        "let an administrator allow it (docs/operations.md lists the actions that the stack needs) or use "
+        "another role, "
         "then run the same command",
     ),
     _rule(
@@ -136,7 +138,8 @@ _RULES = (
     _rule(
         r"cluster is unreachable|connection refused.*6443|no such host.*eks|dial tcp.*eks",
         "the Kubernetes API of the cluster cannot be reached: not your address, no VPN, or the cluster is gone",
-        "check publicCidrs and your address; to tear down, pulumi destroy does not need the API. If the cluster is gone: "
+        "check publicCidrs and your address; to tear down, pulumi destroy does not need the API. If the "
+        "cluster is gone: "
         f"{RECOVERY}, 'The cluster is gone'",
     ),
     _rule(
@@ -152,7 +155,8 @@ _RULES = (
     _rule(
         r"error reading from server|plugin.*exited|transport is closing|connection (refused|reset)|Unavailable desc",
         "the provider's process died in the middle of the run",
-        f"run pulumi up again; what the lost call may have created is found by finetune audit. {RECOVERY}, 'Interrupted'",
+        "run pulumi up again; what the lost call may have created is found by finetune audit. "
+        f"{RECOVERY}, 'Interrupted'",
     ),
     _rule(
         r"canceled|cancelled|context deadline|timeout while waiting|timed out",
@@ -168,16 +172,17 @@ _RULES = (
 _UNKNOWN_FIX = f"look for the message in {RECOVERY}; running the same command again is always safe"
 
 _CODE = re.compile(r"api error (?P<code>[\w.]+):|(?P<issue>AsgInstanceLaunchFailures)")
+_TYPE = re.compile(r"sufficient (?P<type>[a-z0-9-]+\.\w+) capacity")
 _ACTION = re.compile(r"operation error (?P<service>[\w ]+): (?P<operation>\w+)")
 
 
 def explain(message: str, resource: str = "", urn: str = "") -> Explanation:
     """Explains one error message. `resource` is "TYPE NAME" for people."""
     code = _CODE.search(message)
-    action = _ACTION.search(message)
+    action, kind = _ACTION.search(message), _TYPE.search(message)
     values = {
         "action": f"{action['service']}:{action['operation']}" if action else "the call",
-        "type": "instance of the wanted type",
+        "type": kind["type"] if kind else "instance of the wanted type",
         "urn": urn,
     }
     short = _shorten(message)
@@ -194,7 +199,9 @@ def explain(message: str, resource: str = "", urn: str = "") -> Explanation:
                 short,
             )
     found_code = (code["code"] or code["issue"]) if code else ""
-    return Explanation(resource or "the run", urn, found_code, "no rule knows this error", _UNKNOWN_FIX, short)
+    return Explanation(
+        resource or "the run", urn, found_code, "no rule knows this error", _UNKNOWN_FIX, short
+    )
 
 
 def _shorten(message: str) -> str:
@@ -253,7 +260,9 @@ def _from_text(text: str) -> Iterable[tuple[str, str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m operations.explain", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m operations.explain", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("file", help="what Pulumi printed, or its event log; - reads standard input")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args(arguments)

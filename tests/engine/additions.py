@@ -564,7 +564,9 @@ def _update_cluster(name: str, body: dict[str, Any]) -> Response:
             )
         cluster["version"] = body["version"]
     subnets = body.get("resourcesVpcConfig", {}).get("subnetIds", [])
-    elsewhere = [one for one in subnets if ec2._subnets[one]["VpcId"] != cluster["resourcesVpcConfig"]["vpcId"]]
+    elsewhere = [
+        one for one in subnets if ec2._subnets[one]["VpcId"] != cluster["resourcesVpcConfig"]["vpcId"]
+    ]
     if elsewhere:
         message = f"The subnets {elsewhere} do not belong to the VPC of the cluster"
         return eks._error(400, "InvalidParameterException", message)

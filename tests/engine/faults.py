@@ -136,7 +136,9 @@ class Faults:
         """Registered with botocore as `before-call`."""
         urn, service, operation = getattr(acting_for, "urn", ""), model.service_model.service_name, model.name
         with self._lock:
-            same = sum((one.urn, one.service, one.operation) == (urn, service, operation) for one in self.calls)
+            same = sum(
+                (one.urn, one.service, one.operation) == (urn, service, operation) for one in self.calls
+            )
             call = Call(urn, service, operation, same)
             self.calls.append(call)
             hit = self.fired is None and self._matches is not None and self._matches(call) is True

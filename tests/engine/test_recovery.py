@@ -75,9 +75,7 @@ def test_up_after_a_failure_at_any_call_completes_and_destroy_leaves_nothing(
     assert not wrong, "\n".join(wrong)
 
 
-def _cycle(
-    engine: Any, stack: Any, account: str, reference: Reference, call: Call, kind: Kind
-) -> list[str]:
+def _cycle(engine: Any, stack: Any, account: str, reference: Reference, call: Call, kind: Kind) -> list[str]:
     engine.faults.fail(call, kind)
     failed = stack.up()
     problems: list[str] = []

@@ -237,7 +237,9 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         if found is None:
             return messages.ReadResponse()
         state = {**decode(request.properties), **found}
-        refreshed = {key: _as_given(value, found[key]) if key in found else value for key, value in inputs.items()}
+        refreshed = {
+            key: _as_given(value, found[key]) if key in found else value for key, value in inputs.items()
+        }
         return messages.ReadResponse(id=request.id, properties=encode(state), inputs=encode(refreshed))
 
     def Update(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
@@ -402,4 +404,6 @@ def _describe(error: Exception) -> str:
 def _service_of(operation: str) -> str:
     """The service that has an operation of this name, among those of the stack."""
     loader = botocore.session.get_session()
-    return next((name for name in _SERVICE_NAMES if operation in loader.get_service_model(name).operation_names), "")
+    return next(
+        (name for name in _SERVICE_NAMES if operation in loader.get_service_model(name).operation_names), ""
+    )
