@@ -22,6 +22,9 @@ NAME = "packed"
 # cu_seqlens grows to a multiple of this many borders, so that compiled blocks see few shapes (2026-12).
 BORDERS_STEP = 128
 
+# torch 2.11 takes grouped heads as they are, and has no argument to say so.
+VARLEN_ASKS_FOR_GQA = torch.__version__ >= (2, 12)
+
 
 @dataclass(frozen=True)
 class PackedLayout:
@@ -92,7 +95,9 @@ def packed_attention(
     assert attention_mask is None and dropout == 0.0
     if softcap is not None:
         raise NotImplementedError("attention with a soft cap (Gemma 2) is not supported")
-    if packed_uniform_length is not None and (sliding_window is None or packed_uniform_length <= sliding_window):
+    if packed_uniform_length is not None and (
+        sliding_window is None or packed_uniform_length <= sliding_window
+    ):
         return _uniform(query, key, value, packed_uniform_length, scaling), None
     if packed_lengths is not None:
         return _by_document(query, key, value, packed_lengths, scaling, sliding_window), None
@@ -102,7 +107,7 @@ def packed_attention(
 
 
 def _uniform(query: Tensor, key: Tensor, value: Tensor, length: int, scaling: float) -> Tensor:
-    """All documents of one length are a batch: the plain kernel (cuDNN on CUDA) is the fastest for it."""
+    """All documents of one length are a batch: the plain kernel (cuDNN on Hopper, by torch's own choice) is the fastest."""
 
     def rows(x: Tensor) -> Tensor:  # [1, heads, T, channels] -> [documents, heads, length, channels]
         return x[0].unflatten(1, (-1, length)).transpose(0, 1)
@@ -115,7 +120,12 @@ def _uniform(query: Tensor, key: Tensor, value: Tensor, length: int, scaling: fl
 
 
 def _by_document(
-    query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scaling: float, sliding_window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: tuple[int, ...],
+    scaling: float,
+    sliding_window: int | None,
 ) -> Tensor:
     """One call per document: exact, and on a CPU faster than any mask over the whole row."""
     gqa = query.shape[1] != key.shape[1]
@@ -159,9 +169,10 @@ def _torch_varlen(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    gqa = {"enable_gqa": True} if VARLEN_ASKS_FOR_GQA and q.shape[1] != k.shape[1] else {}
     return varlen_attn(
         q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1),
-        borders, borders, longest, longest, scale=scale, window_size=window, enable_gqa=q.shape[1] != k.shape[1],
+        borders, borders, longest, longest, scale=scale, window_size=window, **gqa,
     )  # fmt: skip  # pyright: ignore[reportReturnType]
 
 

@@ -73,6 +73,10 @@ def _chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         from training.kernels.cross_entropy_triton import chunk_in_place
 
         return chunk_in_place(logits, targets, IGNORE)
+    return _plain_chunk(logits, targets)
+
+
+def _plain_chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     supervised = targets != IGNORE
     safe_targets = targets.masked_fill(~supervised, 0)
     logits32 = logits.float()
@@ -94,6 +98,8 @@ def linear_cross_entropy(
 
     hidden [tokens, hidden_size] · weight [vocab, hidden_size] · targets [tokens] int64. Returns a float32 scalar.
     """
+    if not torch.is_grad_enabled():  # an evaluation needs no gradients, which are made in the forward
+        hidden, weight = hidden.detach(), weight.detach()
     return _ChunkedLinearCrossEntropy.apply(hidden, weight, targets, chunk_tokens)  # pyright: ignore[reportReturnType]
 
 

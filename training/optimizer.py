@@ -42,6 +42,8 @@ class ShardedAdamW:
         for names, weight_decay in ((matrices, self.spec.weight_decay), (vectors, 0.0)):
             # A small parameter may leave some ranks without a row of it.
             names = [name for name in names if self._has_gradient(name)]
+            if self.num_updates.is_cuda:
+                names = self._step_large(names, learning_rate, weight_decay, grad_scale, found_inf)
             if not names:
                 continue
             torch._fused_adamw_(  # pyright: ignore[reportPrivateUsage]
@@ -61,6 +63,33 @@ class ShardedAdamW:
                 grad_scale=grad_scale,
                 found_inf=found_inf,
             )
+
+    def _step_large(
+        self, names: list[str], learning_rate: float, weight_decay: float, grad_scale: Tensor, found_inf: Tensor
+    ) -> list[str]:
+        """Updates the large tensors by our own kernel; returns the names that are left."""
+        from training.kernels import adamw_triton
+
+        left: list[str] = []
+        for name in names:
+            parameter = _local(self.parameters[name])
+            if parameter.numel() < adamw_triton.SMALLEST:
+                left.append(name)
+                continue
+            adamw_triton.step(
+                parameter,
+                _local(self.parameters[name].grad),
+                _local(self.exp_avg[name]),
+                _local(self.exp_avg_sq[name]),
+                num_updates=self.num_updates,
+                grad_scale=grad_scale,
+                found_inf=found_inf,
+                learning_rate=learning_rate,
+                betas=self.spec.betas,
+                eps=self.spec.eps,
+                weight_decay=weight_decay,
+            )
+        return left
 
     def zero_grad(self) -> None:
         for parameter in self.parameters.values():

@@ -1,0 +1,49 @@
+"""The Triton kernel of the loss: cross entropy of one chunk, its gradient written over the logits.
+
+Imported on CUDA alone; loss.py holds the plain PyTorch path.
+"""
+# pyright: basic
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 16384
+
+
+@triton.jit
+def _rows(logits, targets, losses, vocab, stride, IGNORE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    target = tl.load(targets + row)
+    columns = tl.arange(0, BLOCK)
+    if target == IGNORE:
+        tl.store(losses + row, 0.0)
+        for start in range(0, vocab, BLOCK):
+            zeros = tl.zeros([BLOCK], dtype=logits.dtype.element_ty)
+            tl.store(logits + start + columns, zeros, mask=start + columns < vocab)
+        return
+    highest = float("-inf")
+    total = 0.0
+    for start in range(0, vocab, BLOCK):
+        x = tl.load(logits + start + columns, mask=start + columns < vocab, other=float("-inf")).to(tl.float32)
+        new_highest = tl.maximum(highest, tl.max(x))
+        total = total * tl.exp(highest - new_highest) + tl.sum(tl.exp(x - new_highest))
+        highest = new_highest
+    log_normalizer = highest + tl.log(total)
+    tl.store(losses + row, log_normalizer - tl.load(logits + target).to(tl.float32))
+    for start in range(0, vocab, BLOCK):
+        inside = start + columns < vocab
+        x = tl.load(logits + start + columns, mask=inside, other=float("-inf")).to(tl.float32)
+        gradient = tl.exp(x - log_normalizer) - tl.where(start + columns == target, 1.0, 0.0)
+        tl.store(logits + start + columns, gradient.to(logits.dtype.element_ty), mask=inside)
+
+
+def chunk_in_place(logits: Tensor, targets: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    """Summed loss (float32 scalar) and the gradient, in the memory of the logits. logits [rows, vocab], contiguous rows."""
+    losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    _rows[(logits.shape[0],)](
+        logits, targets, losses, logits.shape[1], logits.stride(0), IGNORE=ignore, BLOCK=BLOCK, num_warps=16
+    )
+    return losses.sum(), logits
