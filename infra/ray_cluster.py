@@ -141,16 +141,16 @@ def common_environment(settings: StackSettings) -> tuple[ray.EnvVar, ...]:
     if settings.storage_endpoint_url:
         plain["AWS_ENDPOINT_URL"] = settings.storage_endpoint_url
         plain["AWS_DEFAULT_REGION"] = settings.region
-    variables = [ray.EnvVar(name=name, value=value) for name, value in plain.items()]
+    secret = {"HF_TOKEN": settings.hub_secret} if settings.hub_secret else {}
     if settings.storage_secret:
-        variables += [
-            ray.EnvVar(
-                name=key,
-                value_from=ray.EnvSource(secret_key_ref=ray.SecretKey(name=settings.storage_secret, key=key)),
-            )
-            for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-        ]
-    return tuple(variables)
+        secret |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), settings.storage_secret)
+    return (
+        *(ray.EnvVar(name=name, value=value) for name, value in plain.items()),
+        *(
+            ray.EnvVar(name=key, value_from=ray.EnvSource(secret_key_ref=ray.SecretKey(name=name, key=key)))
+            for key, name in secret.items()
+        ),
+    )
 
 
 def _head_template(settings: StackSettings) -> ray.PodTemplate:

@@ -289,6 +289,9 @@ class StackSettings(BaseModel):
     image_digest: Annotated[str, AfterValidator(_digest)] | None = Field(
         None, description="sha256:... of the image; exact where a tag is not"
     )
+    hub_secret: Label | None = Field(
+        None, description="Secret of the namespace with HF_TOKEN, for models and data that need an account"
+    )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="Always costs a registry round trip per start"
     )

@@ -3,7 +3,7 @@
 They are applied by their own server-side step: Helm installs CRDs once and never upgrades them, and three
 of them are larger than the annotation that a client-side apply writes (262144 bytes). The files are the
 YAML of ``config/crd/bases`` in the Go module ``github.com/ray-project/kuberay/ray-operator``, as compact
-JSON; ``python -m infra.crds FOLDER`` writes them again from such a folder.
+JSON; ``python -m infra.crds FOLDER RELEASE`` writes them again from such a folder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+RELEASE_FILE = Path(__file__).parent / "release.txt"
 
 
 def packaged_crds() -> list[dict[str, Any]]:
@@ -42,12 +44,13 @@ def read_crds(folder: Path) -> list[dict[str, Any]]:
     return sorted(crds, key=lambda crd: crd["metadata"]["name"])
 
 
-def write_packaged(source: Path, target: Path) -> list[Path]:
-    """Writes the CRDs of ``source`` into ``target``, byte for byte the same each time."""
+def write_packaged(source: Path, target: Path, release: str) -> list[Path]:
+    """Writes the CRDs of ``source``, KubeRay ``release``, into ``target``: the same bytes each time."""
     written: list[Path] = []
     for crd in read_crds(source):
         path = target / f"{crd['metadata']['name']}.json.gz"
         text = json.dumps(crd, separators=(",", ":"), sort_keys=True).encode()
         path.write_bytes(gzip.compress(text, compresslevel=9, mtime=0))
         written.append(path)
+    (target / RELEASE_FILE.name).write_text(f"{release}\n", encoding="utf-8")
     return written

@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
+from google.protobuf import empty_pb2, struct_pb2
+from pulumi.runtime.proto import analyzer_pb2, analyzer_pb2_grpc
 from pulumi_policy import (
     EnforcementLevel,
     PolicyCustomTimeouts,
@@ -177,3 +183,59 @@ def test_the_pack_calls_the_rules() -> None:
     assert reported == ["bucket: uses a default provider, so another region or another cluster by accident"]
     assert by_name["kept-bucket"].enforcement_level is EnforcementLevel.ADVISORY
     assert by_name["narrow-iam"].enforcement_level is EnforcementLevel.MANDATORY
+
+
+@pytest.fixture(scope="module")
+def analyzer() -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
+    """The pack as the engine starts it: a process that prints its port and is called over gRPC."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "policy"], cwd=graphs.REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield analyzer_pb2_grpc.AnalyzerStub(channel)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _analyze(stub: analyzer_pb2_grpc.AnalyzerStub, type_: str, props: dict[str, Any]) -> dict[str, str]:
+    properties = struct_pb2.Struct()
+    properties.update(props)
+    request = analyzer_pb2.AnalyzeRequest(type=type_, properties=properties, urn="urn", name="it")
+    return {d.policyName: d.message for d in stub.Analyze(request).diagnostics}
+
+
+def test_the_engine_learns_of_all_rules(analyzer: analyzer_pb2_grpc.AnalyzerStub) -> None:
+    info = analyzer.GetAnalyzerInfo(empty_pb2.Empty())
+    assert info.name == "efa-finetune"
+    assert {policy.name for policy in info.policies} == {rule.name for rule in (*RULES, *STACK_RULES)}
+
+
+def test_the_engine_is_told_what_is_wrong(analyzer: analyzer_pb2_grpc.AnalyzerStub) -> None:
+    assert _analyze(analyzer, LAUNCH_TEMPLATE, TEMPLATE) == {}
+    found = _analyze(analyzer, LAUNCH_TEMPLATE, {**TEMPLATE, "metadataOptions": {"httpTokens": "optional"}})
+    assert "IMDSv2" in found["imds-v2"]
+    assert _analyze(analyzer, graphs.RAY_CLUSTER, _ray()) == {}
+    found = _analyze(analyzer, graphs.RAY_CLUSTER, _ray(start={"dashboard-host": "0.0.0.0"}))
+    assert "must be 127.0.0.1" in found["ray-cluster"]
+
+
+def test_what_a_preview_does_not_know_yet_is_no_violation(analyzer: analyzer_pb2_grpc.AnalyzerStub) -> None:
+    unknown = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+    template = copy.deepcopy(TEMPLATE)
+    for interface in template["networkInterfaces"]:
+        interface["securityGroups"] = [unknown]
+    assert _analyze(analyzer, LAUNCH_TEMPLATE, {**template, "placement": {"groupName": unknown}}) == {}
+
+
+@pytest.mark.parametrize("shape", ["dev", "local", "everything"])
+def test_the_shipped_stacks_pass_the_pack_as_the_engine_runs_it(
+    analyzer: analyzer_pb2_grpc.AnalyzerStub, shape: str
+) -> None:
+    graph = {"dev": graphs.dev, "local": graphs.local, "everything": graphs.everything}[shape]()
+    for resource in graph.resources:
+        if resource.type != graphs.CRD:
+            assert _analyze(analyzer, resource.type, dict(resource.inputs)) == {}, resource.name

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from infra.crds import packaged_crds
+from infra.crds import RELEASE_FILE, packaged_crds, read_crds, write_packaged
 from infra.ray_cluster import ray_cluster_spec, ready_conditions, transport_environment
 from infra.raycluster_spec import violations
 from infra.settings import StackSettings, parse_settings
@@ -66,11 +67,27 @@ def test_the_schema_check_sees_a_misspelt_field() -> None:
 
 
 def test_the_crds_are_those_of_the_pinned_chart() -> None:
-    """Fields that came with 1.5.1 and 1.6.0, and not those of 1.7.0."""
+    """The release that they were taken from, and the operator that the tests of the rig build."""
+    assert RELEASE_FILE.read_text().strip() == KUBERAY_VERSION
+    module = (graphs.REPOSITORY / "tests/gotools/kuberay/go.mod").read_text()
+    assert f"github.com/ray-project/kuberay/ray-operator v{KUBERAY_VERSION}" in module
     properties = _schema()["properties"]
-    assert {"authOptions", "upgradeStrategy"} <= set(properties)
-    assert "networkPolicy" not in properties
-    assert KUBERAY_VERSION.startswith("1.6.")
+    assert {"authOptions", "upgradeStrategy"} <= set(properties), "came with 1.5.1 and 1.6.0"
+
+
+def test_crds_of_another_release_are_taken_over_from_its_folder(tmp_path: Path) -> None:
+    source, target = tmp_path / "bases", tmp_path / "packaged"
+    source.mkdir()
+    target.mkdir()
+    crds = packaged_crds()
+    for crd in crds:
+        (source / f"{crd['metadata']['name']}.yaml").write_text(json.dumps(crd))
+    assert read_crds(source) == crds
+    written = write_packaged(source, target, KUBERAY_VERSION)
+    for path in written:
+        assert path.read_bytes() == (RELEASE_FILE.parent / path.name).read_bytes()
+    with pytest.raises(FileNotFoundError, match="no YAML file"):
+        read_crds(target)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -224,6 +241,13 @@ def test_the_keys_of_a_local_store_come_from_its_secret() -> None:
     assert env["AWS_ENDPOINT_URL"]["value"] == "http://10.0.0.5:9000"
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert env[key] == {"name": key, "valueFrom": {"secretKeyRef": {"name": "storage", "key": key}}}
+
+
+def test_the_hub_token_comes_from_a_secret() -> None:
+    spec = _spec(graphs.settings(hubSecret="hub"))
+    for group in (spec["headGroupSpec"], spec["workerGroupSpecs"][0]):
+        env = {entry["name"]: entry for entry in group["template"]["spec"]["containers"][0]["env"]}
+        assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
 
 
 def test_lustre_is_mounted_in_head_and_workers() -> None:
