@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import infra
 import training
 from training.data.config import source_kind
 from training.errors import UsageError
@@ -30,11 +29,6 @@ TARGET_FILE = "target.json"
 # Ray keeps the working directory of a job in the memory of the head (at most 500 MiB, RAY_RUNTIME_ENV_PACKAGE
 # limits); 64 MiB (2026-12) is a small data set, and more belongs into the storage anyway.
 MAX_BYTES = 64 * 2**20
-
-_INFRA_MODULES = (
-    "__init__.py",
-    "instances.py",
-)  # the catalog of GPUs: memory and peak FLOP/s for plan and report
 
 _PRIVATE_NAMES = re.compile(
     r"\..*|.*\.(pem|key|p12|pfx|kubeconfig)|id_(rsa|dsa|ecdsa|ed25519).*|credentials(\..*)?|kubeconfig(\..*)?"
@@ -107,16 +101,11 @@ def build_bundle(job: JobSpec, target_facts: Mapping[str, Any], folder: Path) ->
 
 
 def code_files() -> Iterator[tuple[str, bytes]]:
-    """What runs in the cluster: the package `training`, and of `infra` the catalog of instance types."""
-    package = _folder_of(training)
+    """What runs in the cluster: the package `training`."""
+    assert training.__file__ is not None
+    package = Path(training.__file__).parent
     for path in _visible(package):
         yield f"training/{path.relative_to(package).as_posix()}", path.read_bytes()
-    for name in _INFRA_MODULES:
-        yield f"infra/{name}", (_folder_of(infra) / name).read_bytes()
-
-
-def _folder_of(package: Any) -> Path:
-    return Path(package.__file__).parent
 
 
 def _visible(folder: Path) -> Iterator[Path]:

@@ -4,7 +4,6 @@ long.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +11,23 @@ from rich.table import Table
 
 from infra.outputs import StackOutputs
 from training.errors import UsageError
+from training.hardware import hardware_of_stack
 from training.job import JobSpec
+from training.planning import Prediction, predict
+from training.shapes import shape_of
 from training.submit.follow import duration
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One job on one stack. Predicted figures are None where the memory and time model cannot tell."""
+    """One job on one stack. `prediction` is a sentence where the memory and time model cannot tell."""
 
     job: JobSpec
     target: StackOutputs
     run_uri: str
     num_ranks: int
     require: str
-    prediction: Any | None
+    prediction: Prediction | str
 
     @property
     def tokens_per_step(self) -> int:
@@ -78,8 +80,7 @@ class Plan:
         ]
         if job.runtime_env.pip:
             rows.append(("packages added", ", ".join(job.runtime_env.pip)))
-        if prediction is not None:
-            rows += _predicted_rows(prediction)
+        rows += _predicted_rows(prediction)
         price = "unknown" if target.hourly_usd is None else f"{target.hourly_usd:.2f} USD an hour"
         rows.append(("price of the stack", price + (f", until {target.expires}" if target.expires else "")))
         return rows
@@ -95,7 +96,7 @@ def make_plan(job: JobSpec, target: StackOutputs, run_uri: str) -> Plan:
             "(efa_per_worker 0). "
             "Use a stack with EFA, or accept another transport: --require-transport any."
         )
-    return Plan(job, target, run_uri, ranks, require, predict(job, target))
+    return Plan(job, target, run_uri, ranks, require, predict_on(job, target))
 
 
 def num_ranks(job: JobSpec, target: StackOutputs) -> int:
@@ -112,11 +113,14 @@ def num_ranks(job: JobSpec, target: StackOutputs) -> int:
     return wanted
 
 
-def predict(job: JobSpec, target: StackOutputs) -> Any | None:
-    """The memory and time model's prediction, None where it cannot tell for this stack."""
-    planning = importlib.import_module("training.planning")
-    model = getattr(planning, "predict", None)
-    return None if model is None else model(job, target)
+def predict_on(job: JobSpec, target: StackOutputs) -> Prediction | str:
+    """Memory, time and price of the job on the stack's nodes, or why they cannot be predicted."""
+    if target.instance_type is None:
+        return "the stack names no instance type"
+    try:
+        return predict(job, shape_of(job), hardware_of_stack(target))
+    except UsageError as error:
+        return str(error)
 
 
 def _architecture(job: JobSpec) -> str:
@@ -125,16 +129,17 @@ def _architecture(job: JobSpec) -> str:
     return f"{shape.family}, {shape.num_layers} layers of {shape.hidden_size}"
 
 
-def _predicted_rows(prediction: Any) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    if getattr(prediction, "memory_gib", None) is not None:
-        rows.append(("expected memory", f"{prediction.memory_gib:.1f} GiB per GPU"))
-    if getattr(prediction, "step_seconds", None) is not None:
-        rows.append(
-            ("expected speed", f"{prediction.step_seconds:.2f} s a step, limited by {prediction.limited_by}")
-        )
-    if getattr(prediction, "hours", None) is not None:
+def _predicted_rows(prediction: Prediction | str) -> list[tuple[str, str]]:
+    if isinstance(prediction, str):
+        return [("expected memory and time", f"unknown: {prediction}")]
+    of = f"{prediction.memory_gib:.1f} of {prediction.gpu_memory_gib:.0f} GiB per GPU"
+    speed = f"{prediction.step_seconds:.2f} s a step, {prediction.tokens_per_second:,.0f} tokens/s"
+    rows = [
+        ("expected memory", of if prediction.fits else f"{of}: IT WILL NOT FIT"),
+        ("expected speed", f"{speed}, limited by {prediction.limited_by}"),
+    ]
+    if prediction.hours is not None:
         rows.append(("expected time", duration(prediction.hours * 3600)))
-    if getattr(prediction, "cost_usd", None) is not None:
+    if prediction.cost_usd is not None:
         rows.append(("expected price", f"{prediction.cost_usd:.2f} USD"))
     return rows
