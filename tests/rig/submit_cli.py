@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,3 @@ def wait_until(what: str, true: Any, seconds: float = 180.0) -> None:
     while not true():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
         time.sleep(1.0)
-
-
-def option_values(arguments: Sequence[str], option: str) -> list[str]:
-    return [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag == option]

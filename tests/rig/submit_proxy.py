@@ -1,7 +1,8 @@
-"""A TCP proxy in front of the API server that cuts connections: each one after so many bytes, and all of them at times."""
+"""A TCP proxy in front of the API server that cuts connections in the middle."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DroppingProxy:
-    """Passes bytes to `target`. Of every `every` connections one is cut, after a random number of bytes up to `bytes`."""
+    """Passes bytes to `target`; cuts every n-th connection after a random number of bytes, fewer than `bytes`."""
 
     target: tuple[str, int]
     every: int = 3
@@ -67,17 +68,13 @@ class _Allowance:
 
 
 def _pump(source: socket.socket, sink: socket.socket, allowance: _Allowance) -> None:
-    try:
+    with contextlib.suppress(OSError):
         while data := source.recv(16_384):
             allowed = allowance.take(len(data))
             sink.sendall(data[:allowed])
             if allowed < len(data):
                 break
-    except OSError:
-        pass
     for end in (source, sink):
-        try:
+        with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         end.close()

@@ -270,7 +270,8 @@ def behind_proxy(outputs: StackOutputs, folder: Path) -> tuple[DroppingProxy, Pa
     config = yaml.safe_load(Path(outputs.kube.kubeconfig_path).read_text())
     cluster = config["clusters"][0]["cluster"]
     server = urlparse(cluster["server"])
-    assert server.hostname is not None and server.port is not None
+    assert server.hostname is not None
+    assert server.port is not None
     proxy = DroppingProxy((server.hostname, server.port))
     cluster |= {"server": f"https://127.0.0.1:{proxy.port}", "tls-server-name": server.hostname}
     kubeconfig = folder / "kubeconfig-through-proxy"
