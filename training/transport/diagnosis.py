@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict
 
@@ -166,6 +167,7 @@ _BY_KIND = {symptom.kind: symptom for symptom in _SYMPTOMS}
 _PATTERNS = tuple((symptom.kind, symptom.needles, re.compile(symptom.pattern)) for symptom in _SYMPTOMS)
 
 
+@lru_cache(maxsize=4096)  # the same few messages come from every rank and communicator
 def symptom_of(message: bytes) -> str | None:
     """The kind of symptom that a log message is, None for the great majority that are none."""
     for kind, needles, pattern in _PATTERNS:
