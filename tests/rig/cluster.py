@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.gotools.build import data_path, ensure, tool_path
-from tests.rig import images, machine, nodes
+from tests.rig import images, machine
 from tests.rig.bytecode import compile_environment
+from tests.rig.cgroups import remove_cgroups
 from tests.rig.layout import REPOSITORY, S3_BUCKET, TOOLS, Layout, layout_from_environment
 from tests.rig.machine import RigError, child_of, describe_process, end_process, process_identity, tail_file
 from tests.rig.processes import run
@@ -140,7 +141,7 @@ class Rig:
 
     def _clear(self) -> None:
         self._end_supervisor()
-        nodes.remove_cgroups(self.layout)
+        remove_cgroups(self.layout)
         for path in self.layout.state.iterdir():
             if path.name not in {"lock", "log", "images.tar", "images.key", "bytecode.key"}:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -217,6 +218,7 @@ class Rig:
                     else f"still at '{status.text}' after {seconds:.0f} s"
                 )
                 self._end_supervisor()
+                remove_cgroups(self.layout)
                 raise RigError(f"the rig did not start: {problem}\nAll logs: {self.layout.logs}")
             if status.text != said:
                 said = status.text

@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.gotools.build import tool_path
 from tests.rig.images import bound_folders
 from tests.rig.layout import DNS_SERVICE, PAUSE_IMAGE, POD_RANGE, SERVICE_RANGE, Layout, Node
-from tests.rig.processes import Component, run, start, wait_until
+from tests.rig.processes import Component, answers, run, start, wait_until
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_POLICY_ENGINE_PORT = 20244
 
 
 def start_container_runtime(layout: Layout, node: Node) -> Component:
@@ -85,50 +85,32 @@ def start_kubelet(layout: Layout, node: Node) -> list[Component]:
         layout.logs / node.name / "kube-proxy.log",
         network=node.name,
     )
-    policies = start(
+    return [kubelet, proxy]
+
+
+def start_policy_engine(layout: Layout, node: Node) -> Component:
+    """Turns network policies into iptables rules; asks for its node, which therefore must have joined."""
+    engine = start(
         f"{node.name} kube-router",
         [
             tool_path("kube-router"),
             f"--kubeconfig={layout.kubeconfig}",
             f"--hostname-override={node.name}",
-            # The one part of it that is needed here: it turns network policies into iptables rules.
             "--run-firewall=true",
             "--run-router=false",
             "--run-service-proxy=false",
             "--run-loadbalancer=false",
             f"--service-cluster-ip-range={SERVICE_RANGE}",
-            "--health-port=0",
+            f"--health-port={_POLICY_ENGINE_PORT}",
             "--metrics-port=0",
         ],
         layout.logs / node.name / "kube-router.log",
         network=node.name,
         environment={"NODE_NAME": node.name},
     )
-    return [kubelet, proxy, policies]
-
-
-def prepare_cgroups(layout: Layout) -> None:
-    for parent in _cgroup_parents():
-        (parent / layout.cgroup).mkdir(exist_ok=True)
-
-
-def remove_cgroups(layout: Layout) -> None:
-    """They outlive their processes; a cgroup is removed by removing its folders, the innermost first."""
-    for parent in _cgroup_parents():
-        top = parent / layout.cgroup
-        for folder in sorted((path for path in [top, *top.rglob("*")] if path.is_dir()), reverse=True):
-            folder.rmdir()
-
-
-def has_cgroups(layout: Layout) -> bool:
-    return any((parent / layout.cgroup).exists() for parent in _cgroup_parents())
-
-
-def _cgroup_parents() -> list[Path]:
-    """One hierarchy in version 2, one for each controller in version 1."""
-    if (_CGROUPS / "cgroup.controllers").exists():
-        return [_CGROUPS]
-    return [path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
+    url = f"http://{layout.node_address(node)}:{_POLICY_ENGINE_PORT}/healthz"
+    wait_until(lambda: answers(url), "healthy", engine)
+    return engine
 
 
 def _pod_network(folder: Path, node: Node) -> dict[str, object]:
@@ -201,7 +183,6 @@ def _kubelet_settings(layout: Layout, folder: Path, node: Node) -> dict[str, obj
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{layout.cgroup}",
         "cgroupsPerQOS": False,
         "enforceNodeAllocatable": [],
         "failCgroupV1": False,

@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 
 from tests.rig import addons, control_plane, nodes
+from tests.rig.cgroups import enter_cgroups
 from tests.rig.layout import INSIDE, NODES, Layout
 from tests.rig.machine import RigError, tail_file
 from tests.rig.network import make_network
@@ -33,8 +34,8 @@ class Supervisor:
         layout = self.layout
         self.report("starting", "own mounts and network")
         _make_private_mounts(layout)
+        enter_cgroups(layout)
         make_network(layout)
-        nodes.prepare_cgroups(layout)
 
         self.report("starting", "API server")
         store = control_plane.start_object_store(layout)
@@ -53,7 +54,8 @@ class Supervisor:
         addons.install_dns(layout)
         addons.await_nodes(layout)
 
-        self.report("starting", "devices, DNS, object store")
+        self.report("starting", "devices, network policies, DNS, object store")
+        self.components += [nodes.start_policy_engine(layout, node) for node in NODES]
         addons.await_devices(layout)
         addons.await_dns(layout)
         control_plane.await_object_store(layout, store)

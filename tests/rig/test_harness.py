@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from tests.rig import layout as names
-from tests.rig import nodes
+from tests.rig.cgroups import has_cgroups
 from tests.rig.cluster import Rig
 from tests.rig.layout import Layout
 from tests.rig.machine import RigError
@@ -156,7 +156,7 @@ def _remains(layout: Layout, but: tuple[str, ...] = ()) -> list[str]:
         ],
         "link": [name for name in (layout.link, "nodes") if Path(f"/sys/class/net/{name}").exists()],
         "namespace": [str(path) for path in Path("/run/netns").glob("*") if path.name in _node_names()],
-        "cgroup": [layout.cgroup] if nodes.has_cgroups(layout) else [],
+        "cgroup": [layout.cgroup] if has_cgroups(layout) else [],
         "file": [path.name for path in layout.state.iterdir() if path.name not in kept],
     }
     return [f"{kind} {what}" for kind, items in remains.items() if kind not in but for what in items]
