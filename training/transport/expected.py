@@ -34,6 +34,7 @@ def expected_bytes_per_node(
     parameter_bytes: int = 2,
     reduce_bytes: int = 4,
     reduce_every_microbatch: bool | None = None,
+    kept_between_microbatches: bool | None = None,
     num_forward_only: int = 0,
 ) -> int:
     """Bytes that each node sends to others, per direction, over ``num_steps`` completed optimizer steps.
@@ -41,17 +42,20 @@ def expected_bytes_per_node(
     ``parameter_bytes`` and ``reduce_bytes`` are the width of one element in an all-gather (bf16: 2) and in a
     gradient reduction (fp32: 4). ``accumulation`` is the microbatches of a step. ``reduce_every_microbatch``
     is whether gradients cross the network after each microbatch or once per step; by default every microbatch
-    with ``full`` and once with ``hybrid``, as FSDP2 does with ``set_requires_all_reduce(False)`` on all
-    microbatches but the last. ``num_forward_only`` is the forward passes without backward (evaluation
-    batches).
+    with ``full`` and once with ``hybrid`` (``set_requires_all_reduce(False)`` on all microbatches but the
+    last). ``kept_between_microbatches`` is whether groups that are not resharded after forward stay gathered
+    until the step's last backward (``set_reshard_after_backward(False)`` on the others); by default when no
+    group is resharded. Both defaults are what ``training.parallel.begin_micro_batch`` does.
+    ``num_forward_only`` is the forward passes without backward (evaluation batches).
 
     Formulas (P parameters, N ranks, b bytes per element):
 
-    * full: a ring of N ranks enters and leaves each node once, and over that edge go (N-1)/N of the payload
-      in an all-gather as in a reduce-scatter (NVIDIA/nccl-tests doc/PERFORMANCE.md, ring bounds). NCCL takes
-      the ring for both with more than one GPU per node, and PAT with one, which moves the same bytes per
-      rank. Per microbatch: one all-gather of every group, a second one of each resharded group, one
-      reduce-scatter of all.
+    * full: a ring of N ranks enters and leaves each node once, and over that edge go (N-1)/N of the payload in
+      an all-gather as in a reduce-scatter (NVIDIA/nccl-tests doc/PERFORMANCE.md, ring bounds). NCCL takes the
+      ring for both with more than one GPU per node, and PAT with one, which moves the same bytes per rank.
+      Per microbatch: one all-gather of every group, a second one of each resharded group, one reduce-scatter
+      of all. A forward pass alone gathers the resharded groups; the others stay gathered for the pass after
+      it, which then does without.
     * hybrid (replicas are nodes, shards are in the node): only the all-reduce of gradients crosses, each of
       the node's g GPUs with its P/g. Two nodes: a ring all-reduce sends 2(n-1)/n = 1 times the payload. More
       nodes: at least 1 times, the least that any node sends in NCCL's double binary tree, where a ring sends
@@ -73,8 +77,15 @@ def expected_bytes_per_node(
     num_reductions = num_steps * (accumulation if reduce_every_microbatch else 1)
     if scheme == "hybrid":
         return num_reductions * num_parameters * reduce_bytes
-    num_gathered_again = sum(group.num_parameters for group in groups if group.resharded)
-    num_backward = num_steps * accumulation
-    gathered = num_backward * (num_parameters + num_gathered_again) + num_forward_only * num_parameters
+    num_resharded = sum(group.num_parameters for group in groups if group.resharded)
+    num_kept = num_parameters - num_resharded
+    if kept_between_microbatches is None:
+        kept_between_microbatches = num_resharded == 0
+    num_microbatches = num_steps * accumulation
+    gathered = (
+        num_microbatches * 2 * num_resharded
+        + (num_steps if kept_between_microbatches else num_microbatches) * num_kept
+        + num_forward_only * num_resharded
+    )
     payload_bytes = gathered * parameter_bytes + num_reductions * num_parameters * reduce_bytes
     return payload_bytes * (world_size - 1) // world_size

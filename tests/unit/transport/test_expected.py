@@ -26,10 +26,20 @@ def test_one_step_of_the_model(scheme: Scheme, reduce_bytes: int, gigabytes: flo
     assert expected(scheme, reduce_bytes=reduce_bytes) / 1e9 == pytest.approx(gigabytes, abs=0.006)
 
 
-def test_kept_groups_are_gathered_once() -> None:
+def test_kept_groups_are_gathered_once_per_step() -> None:
     kept = [ParameterGroup(num_parameters=1_543_714_304, resharded=False)]
-    one = expected_bytes_per_node(kept, scheme="full", world_size=8, gpus_per_node=4, num_steps=1)
-    assert one / 1e9 == pytest.approx(8.10, abs=0.006)
+
+    def of(**settings: Any) -> float:
+        size = {"world_size": 8, "gpus_per_node": 4, "num_steps": 1}
+        return expected_bytes_per_node(kept, scheme="full", **(size | settings)) / 1e9
+
+    gather, reduce = 2.701, 5.403
+    assert of() == pytest.approx(gather + reduce, abs=0.005)
+    assert of(accumulation=4) == pytest.approx(gather + 4 * reduce, abs=0.005)
+    assert of(accumulation=4, kept_between_microbatches=False) == pytest.approx(
+        4 * (gather + reduce), abs=0.005
+    )
+    assert of(num_forward_only=50) == of()
 
 
 def test_steps_multiply_and_accumulation_repeats_only_full_sharding() -> None:
@@ -39,8 +49,11 @@ def test_steps_multiply_and_accumulation_repeats_only_full_sharding() -> None:
     assert expected("hybrid", accumulation=4, reduce_every_microbatch=True) == 4 * expected("hybrid")
 
 
-def test_evaluation_gathers_once_per_pass() -> None:
-    gathered = 1_543_714_304 * 2 * 7 // 8
+def test_evaluation_gathers_the_resharded_groups_once_per_pass() -> None:
+    """The root stays gathered from one pass to the next, so that it is counted with the training step
+    alone.
+    """
+    gathered = 28 * 46_797_824 * 2 * 7 // 8
     assert expected("full", num_forward_only=3) - expected("full") == pytest.approx(3 * gathered, abs=8)
     assert expected("hybrid", num_forward_only=3) == expected("hybrid")
 
