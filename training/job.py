@@ -103,15 +103,6 @@ class ModelSpec(Section):
         return revision
 
 
-class LoraSpec(Section):
-    """Low-rank adapters (LoRA, arXiv:2106.09685; DoRA, arXiv:2402.09353) on the linear layers of the blocks."""
-
-    rank: int = Field(default=16, gt=0)
-    alpha: float = Field(default=32.0, gt=0, description="the update is scaled by alpha / rank")
-    dora: bool = False
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
 class OptimizerSpec(Section):
     """AdamW with decoupled weight decay (arXiv:1711.05101) on float32 masters."""
 
@@ -251,14 +242,6 @@ class TransportSpec(Section):
     )
 
 
-class TrackingSpec(Section):
-    """Where metrics go besides metrics.jsonl and TensorBoard."""
-
-    mlflow_uri: str | None = None
-    wandb_project: str | None = None
-    prometheus_port: int | None = Field(default=None, gt=1023, lt=65536)
-
-
 class RuntimeEnvSpec(Section):
     """What is added to the unmodified image for this job."""
 
@@ -294,9 +277,6 @@ class JobSpec(Section):
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,51}[a-z0-9])?$")
     model: ModelSpec
     data: DataSpec
-    objective: Literal["sft", "dpo"] = "sft"
-    dpo_beta: float = Field(default=0.1, gt=0)
-    lora: LoraSpec | None = None
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     batch: BatchSpec = BatchSpec()
@@ -309,7 +289,6 @@ class JobSpec(Section):
     evaluation: EvaluationSpec = EvaluationSpec()
     resilience: ResilienceSpec = ResilienceSpec()
     transport: TransportSpec = TransportSpec()
-    tracking: TrackingSpec = TrackingSpec()
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
     run: RunSpec = RunSpec()
 
@@ -542,7 +521,7 @@ def _fields_at(key: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic model inside an annotation such as LoraSpec | None or tuple[Source, ...]."""
+    """The pydantic model inside an annotation such as SourceSpec | None or tuple[Source, ...]."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
     for argument in typing.get_args(annotation):

@@ -15,9 +15,9 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,7 @@ from training.planning import ModelShape, Sharding, choose_sharding
 from training.samples import answer_prompts
 from training.schedule import learning_rate
 from training.sources import ModelSource, prepare_source
+from training.stability import SpikeDetector
 from training.storage import Storage
 from training.transport.collect import nccl_host
 from training.transport.expected import ParameterGroup, expected_bytes_per_node
@@ -108,6 +109,10 @@ class NonFiniteLoss(FinetuneError):
     """A loss or gradient is NaN or infinite, and the job's policy is to stop."""
 
 
+class LossSpike(FinetuneError):
+    """A loss is far above the last ones, and the job's policy is to stop, or nothing is there to go back to."""
+
+
 @dataclass(frozen=True)
 class _Agreement:
     """What all ranks agreed on before a step."""
@@ -133,6 +138,7 @@ class _PendingStep:
     learning_rate: float
     seconds: Callable[[], dict[str, float]]
     eval_loss: float | None
+    skipped: str | None
 
 
 @dataclass
@@ -237,6 +243,9 @@ class _Trainer:
         self.last_eval_loss: float | None = None
         self.throughput = _Throughput()
         self.num_eval_batches = 0
+        self.num_rollbacks = 0
+        self.timer = PartTimer(world.device)
+        self.spikes = SpikeDetector(job.resilience.spike_factor)
         self._last_progress_event = 0.0
 
     # Set-up
@@ -306,22 +315,26 @@ class _Trainer:
         return model, sharding
 
     def _resume(self) -> str | None:
-        if not self.job.run.resume:
-            return None
+        name = self._newest_checkpoint() if self.job.run.resume else None
+        if name is not None:
+            self._restore(name)
+        return name
+
+    def _newest_checkpoint(self) -> str | None:
+        """The newest complete checkpoint of the run folder, as rank 0 sees it."""
         shared: list[str | None] = [None]
         if self.world.rank == 0:
             complete = ckpt.complete_checkpoints(self.storage, warn=self._warn)
             shared = [complete[-1] if complete else None]
         dist.broadcast_object_list(shared, src=0, group=self.world.control)
-        name = shared[0]
-        if name is None:
-            return None
+        return shared[0]
+
+    def _restore(self, name: str) -> None:
         state = ckpt.training_state(self.model, self.optimizer, self.world)
         progress = ckpt.restore(self.storage, name, state, self.world, self.work_dir)
         self.progress = _Progress(**progress)
         self.data.train_loader.load_state_dict(self.progress.data)
         self.published = name
-        return name
 
     def _record_attempt(self, resumed_from: str | None) -> None:
         record = {
@@ -339,79 +352,130 @@ class _Trainer:
     # The loop
 
     def _loop(self) -> None:
-        shard_group = self._shard_group()
-        timer = PartTimer(self.world.device)
         pending: _PendingStep | None = None
         if self.progress.step == 0:
             self._evaluate(step=0)
         while self.progress.step < self.total_steps:
-            step = self.progress.step
-            self.watchdog.mark(step, "data")
-            timer.start()
-            batches = [next(self.data.train_loader) for _ in range(self.job.batch.accumulation)]
-            agreed = self._agree(batches)
-            timer.end("data")
-
-            self.watchdog.mark(step, "forward and backward")
-            loss = self._forward_backward(batches, agreed.supervised_tokens, timer)
-
-            self.watchdog.mark(step, "optimizer")
-            grad_norm = gradient_norm(self.optimizer.parameters.values(), shard_group)
-            rate = learning_rate(self.job.schedule, self.job.optimizer.learning_rate, step, self.total_steps)
-            self.optimizer.step(rate, grad_norm)
-            self.optimizer.zero_grad()
-            timer.end("optimizer")
-
-            self.progress.step = step + 1
-            self.progress.tokens += agreed.tokens
-            self.progress.supervised_tokens += agreed.supervised_tokens
-            self.progress.data = self.data.train_loader.state_dict()
-            last = self.progress.step == self.total_steps
-            eval_loss = (
-                self._evaluate(self.progress.step) if self._due(self.job.evaluation.every, last) else None
-            )
-            timer.end("evaluation")
-            self._save_if_due(last, agreed, eval_loss)
-            timer.end("checkpoint")
-
+            current = self._step()
             if pending is not None:
                 self._account(pending)
-            pending = _PendingStep(
-                step=self.progress.step,
-                tokens=self.progress.tokens,
-                supervised_tokens=self.progress.supervised_tokens,
-                agreed=agreed,
-                lengths=[length for batch in batches for length in document_lengths(batch)],
-                batches=batches,
-                loss=loss,
-                grad_norm=grad_norm,
-                learning_rate=rate,
-                seconds=timer.take(),
-                eval_loss=eval_loss,
-            )
-            if self.world.device.type == "cpu" or last or agreed.stop or agreed.preempted:
+            pending = current
+            last = self.progress.step == self.total_steps
+            ending = last or current.agreed.stop or current.agreed.preempted
+            if self.world.device.type == "cpu" or ending:
                 self._account(pending)
                 pending = None
-            if agreed.stop and not last:
-                self.checkpointer.wait()
-                raise JobStopped(f"stopped on request after step {self.progress.step} of {self.total_steps}")
-            if agreed.preempted and not last:
-                self.checkpointer.wait()
-                raise Preempted(
-                    f"preempted: checkpoint {self.published} was written at step {self.progress.step}"
-                )
+            if ending and not last:
+                self._end_early(current.agreed)
         self.checkpointer.wait()
 
-    def _forward_backward(self, batches: list[Batch], supervised_tokens: int, timer: PartTimer) -> Tensor:
+    def _step(self) -> _PendingStep:
+        """One optimizer step, with the evaluation and the checkpoint that are due after it."""
+        step = self.progress.step
+        self.watchdog.mark(step, "data")
+        self.timer.start()
+        batches = [next(self.data.train_loader) for _ in range(self.job.batch.accumulation)]
+        agreed = self._agree(batches)
+        self.timer.end("data")
+
+        self.watchdog.mark(step, "forward and backward")
+        loss = self._forward_backward(batches, agreed.supervised_tokens)
+
+        self.watchdog.mark(step, "optimizer")
+        grad_norm = gradient_norm(self.optimizer.parameters.values(), self._shard_group())
+        rate = learning_rate(self.job.schedule, self.job.optimizer.learning_rate, step, self.total_steps)
+        skipped = self._spike(step, loss, batches)
+        if skipped is None:
+            self.optimizer.step(rate, grad_norm)
+        self.optimizer.zero_grad()
+        self.timer.end("optimizer")
+
+        self.progress.step = step + 1
+        self.progress.tokens += agreed.tokens
+        self.progress.supervised_tokens += agreed.supervised_tokens
+        self.progress.data = self.data.train_loader.state_dict()
+        if skipped == "rollback":
+            self._roll_back()
+        last = self.progress.step == self.total_steps
+        due = last or self.progress.step % self.job.evaluation.every == 0
+        eval_loss = self._evaluate(self.progress.step) if due and skipped is None else None
+        self.timer.end("evaluation")
+        if skipped is None:
+            self._save_if_due(last, agreed, eval_loss)
+        self.timer.end("checkpoint")
+        return _PendingStep(
+            step=step + 1,
+            tokens=self.progress.tokens,
+            supervised_tokens=self.progress.supervised_tokens,
+            agreed=agreed,
+            lengths=[length for batch in batches for length in document_lengths(batch)],
+            batches=batches,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            seconds=self.timer.take(),
+            eval_loss=eval_loss,
+            skipped=skipped,
+        )
+
+    def _end_early(self, agreed: _Agreement) -> None:
+        self.checkpointer.wait()
+        if agreed.stop:
+            raise JobStopped(f"stopped on request after step {self.progress.step} of {self.total_steps}")
+        raise Preempted(f"preempted: checkpoint {self.published} was written at step {self.progress.step}")
+
+    def _spike(self, step: int, loss: Tensor, batches: list[Batch]) -> Literal["skip", "rollback"] | None:
+        """What the job's policy does with this step's loss: None where it is no spike (or not finite, see _account).
+
+        Reading the loss before the update makes the host wait for the device: only where the policy asks for it.
+        """
+        policy = self.job.resilience.loss_spike
+        if policy == "ignore":
+            return None
+        value = float(loss)
+        if not math.isfinite(value) or not self.spikes.is_spike(value):
+            return None
+        what = (
+            f"step {step + 1}: loss {value:.4g} is more than {self.spikes.factor:g} times the median "
+            f"{self.spikes.median:.4g} of the last steps. The batch: {self._where_from(batches)}"
+        )
+        self._event({"event": "loss_spike", "step": step + 1, "what": what, "policy": policy})
+        if policy == "stop":
+            raise LossSpike(
+                f"{what}. The update was not applied. Look at these documents, lower optimizer.learning_rate, or set "
+                "resilience.loss_spike to skip or rollback"
+            )
+        return policy
+
+    def _roll_back(self) -> None:
+        """Back to the newest checkpoint, but on with the data: the batch that made the spike is not seen again."""
+        self.checkpointer.wait()
+        name = self._newest_checkpoint()
+        if name is None:
+            raise LossSpike(
+                "a loss spike asks for a rollback, but no checkpoint is there yet; lower checkpoint.every"
+            )
+        data = self.progress.data
+        self._restore(name)
+        self.progress.data = data
+        self.data.train_loader.load_state_dict(data)
+        self.num_rollbacks += 1
+        # Steps are counted again from the checkpoint on: what they write must not meet what stands there.
+        self.checkpointer.attempt = f"{self.attempt}-r{self.num_rollbacks}"
+        if self.log is not None:
+            self.log.close()
+            self.log = MetricsLog(self.storage, self.work_dir, self.progress.step)
+
+    def _forward_backward(self, batches: list[Batch], supervised_tokens: int) -> Tensor:
         """Gradients of the mean loss over all supervised tokens of the step. Returns that loss, summed over ranks."""
         total = torch.zeros((), device=self.world.device)
         for index, batch in enumerate(batches):
             begin_micro_batch(self.model, self.sharding, last=index == len(batches) - 1)
             layout = layout_of(batch, self.job.data.max_length, self.world.device)
-            loss = self.model(batch.to(self.world.device), layout) / max(supervised_tokens, 1)
-            timer.end("forward")
+            loss = self.model(to_device(batch, self.world.device), layout) / max(supervised_tokens, 1)
+            self.timer.end("forward")
             loss.backward()
-            timer.end("backward")
+            self.timer.end("backward")
             total += loss.detach()
         dist.all_reduce(total)
         return total
@@ -442,7 +506,7 @@ class _Trainer:
         totals = torch.zeros(2, dtype=torch.float64)
         for batch in itertools.islice(self.data.validation, self.job.evaluation.max_batches):
             layout = layout_of(batch, self.job.data.max_length, self.world.device)
-            totals[0] += float(self.model(batch.to(self.world.device), layout))
+            totals[0] += float(self.model(to_device(batch, self.world.device), layout))
             totals[1] += batch.num_supervised
             self.num_eval_batches += 1
         self.model.train()
@@ -464,7 +528,8 @@ class _Trainer:
         )
         if best:
             self.progress.best_eval_loss = eval_loss
-        if not (self._due(self.job.checkpoint.every, last) or agreed.stop or agreed.preempted):
+        due = last or self.progress.step % self.job.checkpoint.every == 0
+        if not (due or agreed.stop or agreed.preempted):
             return
         self.watchdog.mark(self.progress.step, "checkpoint")
         started = time.monotonic()
@@ -472,15 +537,12 @@ class _Trainer:
         self.checkpointer.save(state, self.progress.step, dict(self.progress.__dict__), best)
         self.checkpoint_seconds += time.monotonic() - started
 
-    def _due(self, every: int, last: bool) -> bool:
-        return last or self.progress.step % every == 0
-
     # Reporting
 
     def _account(self, pending: _PendingStep) -> None:
         """Reads a step's numbers off the device and writes its line. On CUDA it is called one step late and never waits."""
         loss, grad_norm = float(pending.loss), float(pending.grad_norm)
-        skipped = None
+        skipped = pending.skipped
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             skipped = self._non_finite(pending, loss, grad_norm)
         elif self.progress.first_loss is None:
@@ -512,13 +574,7 @@ class _Trainer:
 
     def _non_finite(self, pending: _PendingStep, loss: float, grad_norm: float) -> str:
         """The optimizer has left everything untouched; say where it came from, and stop where that is the policy."""
-        documents = [text for batch in pending.batches for text in self._document_beginnings(batch)]
-        mine = {"rank": self.world.rank, "host": socket.gethostname(), "documents": documents[:5]}
-        everyone: list[Any] = [None] * self.world.size
-        dist.all_gather_object(everyone, mine, group=self.world.control)
-        where = "; ".join(
-            f"rank {item['rank']} ({item['host']}): {', '.join(item['documents'])}" for item in everyone
-        )
+        where = self._where_from(pending.batches)
         what = f"step {pending.step}: loss {loss}, gradient norm {grad_norm}. The batch: {where}"
         self._event({"event": "non_finite", "step": pending.step, "what": what})
         if self.job.resilience.non_finite == "stop":
@@ -527,6 +583,14 @@ class _Trainer:
                 "resilience.non_finite: skip to go on without such steps"
             )
         return "non_finite"
+
+    def _where_from(self, batches: list[Batch]) -> str:
+        """Which documents each rank had in its hands. Every rank calls it."""
+        documents = [text for batch in batches for text in self._document_beginnings(batch)]
+        mine = f"rank {self.world.rank} ({socket.gethostname()}): {', '.join(documents[:5])}"
+        everyone: list[Any] = [None] * self.world.size
+        dist.all_gather_object(everyone, mine, group=self.world.control)
+        return "; ".join(everyone)
 
     def _document_beginnings(self, batch: Batch) -> list[str]:
         """The first words of each document of a batch: enough to find it in the data."""
@@ -690,6 +754,14 @@ class _Trainer:
         self.watchdog.stop()
         if self.log is not None:
             self.log.close()
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Copies that the host does not wait for: on CUDA they start from pinned memory."""
+    if device.type == "cuda":
+        names = ("input_ids", "labels", "position_ids", "cu_seqlens")
+        batch = replace(batch, **{name: getattr(batch, name).pin_memory() for name in names})
+    return batch.to(device)
 
 
 def document_lengths(batch: Batch) -> list[int]:
