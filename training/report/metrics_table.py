@@ -99,7 +99,7 @@ def read_metrics(lines: Iterable[str]) -> MetricsTable:
             rows.unreadable.append(number)
             continue
         step = cast("dict[str, Any]", record).get("step") if isinstance(record, dict) else None
-        if isinstance(step, bool) or not isinstance(step, int):
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
             rows.unreadable.append(number)
             continue
         rows.add(step, cast("dict[str, Any]", record))
@@ -177,14 +177,25 @@ class _Rows:
             )
 
 
+_LARGEST = 1e30
+_SMALLEST = 1e-30
+"""Beyond these, no figure of a run means anything, and the arithmetic of an axis could overflow."""
+
+
 def _numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in record.items():
         if isinstance(value, dict) and not prefix:
             yield from _numbers(cast("dict[str, Any]", value), f"{key}.")
-        elif (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and key not in ("step", "attempt")
-        ):
-            yield prefix + key, float(value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        elif key not in ("step", "attempt"):
+            yield prefix + key, _in_range(value)
+
+
+def _in_range(value: float) -> float:
+    if abs(value) > _LARGEST:
+        return math.inf
+    return 0.0 if abs(value) < _SMALLEST else float(value)
 
 
 @dataclass(frozen=True)

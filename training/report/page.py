@@ -15,7 +15,7 @@ from training.report import text
 from training.report.charts import Canvas, Chart, Series, line_chart, percent, stack_chart
 from training.report.folder import RunFiles
 from training.report.metrics_table import STEP_PARTS, Floats, MetricsTable
-from training.report.values import mapping, mappings, number, shown, string, strings
+from training.report.values import as_number, mapping, mappings, number, shown, string, strings
 from training.transport.compare import ComparisonReport
 
 Tone = Literal["good", "warn", "bad", "plain"]
@@ -241,7 +241,7 @@ def _subtitle(run: RunFiles) -> Iterator[str]:
             place += f" on {_plural(nodes, 'node')}"
         yield f"{place}, {device}" if device else place
     times = run.metrics.points("time")[1]
-    if len(times):
+    if len(times) and 0 < times[0] < 2**35:
         yield datetime.fromtimestamp(float(times[0]), UTC).strftime("started %Y-%m-%d %H:%M UTC")
 
 
@@ -568,7 +568,7 @@ def _comparison(run: RunFiles) -> Comparison | None:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         return Comparison([f"comparison.json cannot be read: {where}: {error.errors()[0]['msg']}."], [], None)
     legs = (("EFA", "blue", report.efa), ("TCP", "orange", report.tcp))
-    widest = max(leg.steps_per_second_high for _, _, leg in legs)
+    widest = max(leg.steps_per_second_high for _, _, leg in legs) or 1.0
     bars = [
         Bar(
             name=name,
@@ -607,13 +607,13 @@ def _data_tables(run: RunFiles) -> Iterator[Table]:
             "Rows of the sources", head, [_source_row(source) for source in sources], frozenset(head[2:])
         )
     reasons = [
-        (string(source, "source") or "", reason, count)
+        (string(source, "source") or "", reason, as_number(count))
         for source in sources
         for reason, count in mapping(source, "rejected").items()
     ]
     if reasons:
         rows = [
-            (Cell(reason), Cell(text.count(float(count))), Cell(source, code=True))
+            (Cell(reason), Cell(text.count(count)), Cell(source, code=True))
             for source, reason, count in reasons
         ]
         yield Table("Rejected rows by reason", ("Reason", "Rows", "Source"), rows, frozenset(("Rows",)))
@@ -643,9 +643,7 @@ def _data_tables(run: RunFiles) -> Iterator[Table]:
 
 
 def _source_row(source: Mapping[str, Any]) -> Sequence[Cell]:
-    rejected = sum(
-        float(count) for count in mapping(source, "rejected").values() if isinstance(count, (int, float))
-    )
+    rejected = sum(as_number(count) or 0.0 for count in mapping(source, "rejected").values())
     revision = string(source, "revision")
     name = string(source, "source") or ""
     return (
@@ -740,7 +738,7 @@ def _cut(message: str, length: int) -> str:
 def _checkpoints(run: RunFiles) -> Table:
     rows: list[Sequence[Cell]] = []
     for one in run.checkpoints:
-        sizes = [float(value) for value in mapping(one.marker, "files").values() if isinstance(value, int)]
+        sizes = [as_number(size) or 0.0 for size in mapping(one.marker, "files").values()]
         rows.append(
             (
                 Cell(text.count(one.step)),

@@ -9,10 +9,17 @@ from typing import Any, cast
 
 def number(source: Mapping[str, Any], *path: str) -> float | None:
     """A finite number under a path of keys."""
-    value = _at(source, path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    return as_number(_at(source, path))
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number as float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond every float
+        return None
 
 
 def string(source: Mapping[str, Any], *path: str) -> str | None:
