@@ -1,0 +1,123 @@
+"""The formula against the collectives that FSDP2 really calls, on rank 0 of 8 in a process group that moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from training.transport.expected import ParameterGroup, expected_bytes_per_node
+
+WORLD, GPUS, WIDTH, BLOCKS = 8, 4, 64, 3
+
+
+class Model(nn.Module):
+    """Blocks that are groups of their own, and a head in the root's group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).float().sum()
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+class Counter:
+    """Bytes that cross to other nodes in the collectives of one rank's groups."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_bytes = 0
+        for name, payload in (
+            ("all_gather_into_tensor", lambda output, _: output),
+            ("all_gather_single", lambda output, _: output),
+            ("reduce_scatter_tensor", lambda _, whole: whole),
+            ("reduce_scatter_single", lambda _, whole: whole),
+        ):
+            self._watch(monkeypatch, name, payload)
+        self._watch_all_reduce(monkeypatch)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, name: str, payload: Any) -> None:
+        real = getattr(dist, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            first = kwargs.get("output_tensor", kwargs.get("output", args[0] if args else None))
+            second = kwargs.get("input_tensor", kwargs.get("input", args[1] if len(args) > 1 else None))
+            group = kwargs.get("group")
+            if dist.get_world_size(group) == WORLD:  # a ring over all ranks crosses each node once
+                self.num_bytes += payload(first, second).nbytes * (WORLD - 1) // WORLD
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(dist, name, watched)
+
+    def _watch_all_reduce(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = dist.all_reduce
+
+        def watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if (
+                dist.get_world_size(kwargs.get("group")) == WORLD // GPUS
+            ):  # each GPU of the node with its part
+                self.num_bytes += tensor.nbytes * GPUS
+            return real(tensor, *args, **kwargs)
+
+        monkeypatch.setattr(dist, "all_reduce", watched)
+
+
+@pytest.mark.parametrize("scheme", ["full", "hybrid"])
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.usefixtures("world")
+def test_formula_counts_what_fsdp_sends(
+    scheme: Any, reshard: bool, accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if scheme == "full":
+        mesh = init_device_mesh("cpu", (WORLD,))
+    else:
+        mesh = init_device_mesh("cpu", (WORLD // GPUS, GPUS), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = Model()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    root = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    assert isinstance(root, FSDPModule)
+    counter = Counter(monkeypatch)
+    num_steps, num_eval = 4, 5
+    for _ in range(num_steps):
+        for microbatch in range(accumulation):
+            last = microbatch == accumulation - 1
+            if scheme == "hybrid":
+                root.set_requires_all_reduce(last)
+            if not reshard:
+                root.set_reshard_after_backward(last)
+            model(torch.ones(2, WIDTH)).backward()
+    trained = counter.num_bytes
+    with torch.no_grad():
+        for _ in range(num_eval):
+            model(torch.ones(2, WIDTH))
+    groups = [ParameterGroup(num_parameters=WIDTH * WIDTH, resharded=reshard)] * BLOCKS
+    groups.append(ParameterGroup(num_parameters=2 * WIDTH * WIDTH, resharded=False))
+    size: dict[str, Any] = {"scheme": scheme, "world_size": WORLD, "gpus_per_node": GPUS}
+    steps: dict[str, Any] = size | {"num_steps": num_steps, "accumulation": accumulation}
+    assert trained == expected_bytes_per_node(groups, **steps)
+    kept_for_the_next_pass = 0
+    if scheme == "full":
+        kept = sum(group.num_parameters for group in groups if not group.resharded)
+        kept_for_the_next_pass = kept * 2 * (WORLD - 1) // WORLD
+    expected = expected_bytes_per_node(groups, **steps, num_forward_only=num_eval)
+    assert counter.num_bytes == expected + kept_for_the_next_pass
