@@ -99,7 +99,6 @@ class Cluster(pulumi.ComponentResource):
             version=settings.kubernetes_version,
             vpc_id=network.vpc_id,
             private_subnet_ids=list(network.private_subnet_ids.values()),
-            public_subnet_ids=list(network.public_subnet_ids.values()),
             skip_default_node_group=True,
             # Nodes use the security group that EKS makes; the component would add two of its own that no
             # node has.

@@ -20,6 +20,12 @@ from typing import Literal
 
 PRICE_TABLE_DATE = "2026-07-20"
 
+# 5128 pages of 2 MiB (EKS user guide, "node-efa").
+HUGE_PAGES_MIB = 5128 * 2
+# aws-node, kube-proxy, pod identity agent, monitoring agent and the two device plugins of a GPU node together.
+DAEMONS_CPU_MILLIS = 300
+DAEMONS_MEMORY_MIB = 400
+
 
 @dataclass(frozen=True)
 class EfaInterface:
@@ -118,19 +124,24 @@ class InstanceType(NodeShape):
         return len(self.efa_interfaces)
 
     @property
+    def huge_pages_mib(self) -> int:
+        """Memory that the EKS image sets aside as huge pages where there is EFA; pods do not get it as memory."""
+        return HUGE_PAGES_MIB if self.efa_interfaces else 0
+
+    @property
     def family(self) -> str:
         return self.name.partition(".")[0]
 
     @property
     def worker_cpu(self) -> int:
-        """Cores that the Ray worker of this node requests: five sixths, the rest is for kubelet and
-        daemons."""
+        """Cores that the Ray worker of this node requests: five sixths, the rest is for kubelet and daemons."""
         return max(1, self.vcpu * 5 // 6)
 
     @property
     def worker_memory_gib(self) -> int:
-        """GiB that the Ray worker of this node requests: five sixths, the rest is for kubelet and daemons."""
-        return self.memory_gib * 5 // 6
+        """GiB that the Ray worker of this node requests: five sixths, or what huge pages and daemons leave."""
+        left = self.allocatable_memory_mib - self.huge_pages_mib - DAEMONS_MEMORY_MIB
+        return min(self.memory_gib * 5 // 6, left // 1024)
 
 
 # Usable memory as EC2 reports it (MiB per GPU / 1024), not the name-plate figure.

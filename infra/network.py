@@ -18,7 +18,6 @@ class Network(pulumi.ComponentResource):
 
     vpc_id: pulumi.Output[str]
     private_subnet_ids: dict[str, pulumi.Output[str]]
-    public_subnet_ids: dict[str, pulumi.Output[str]]
 
     def __init__(
         self, name: str, settings: StackSettings, opts: pulumi.ResourceOptions | None = None
@@ -44,7 +43,6 @@ class Network(pulumi.ComponentResource):
         if settings.flow_logs:
             self._create_flow_logs()
 
-        self.public_subnet_ids = {zone: subnet.id for zone, subnet in public.items()}
         self.private_subnet_ids = {zone: subnet.id for zone, subnet in private.items()}
         self.register_outputs({"vpcId": self.vpc_id})
 

@@ -31,7 +31,14 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from infra.instances import INSTANCES, SYSTEM_INSTANCES, InstanceType, NodeShape
+from infra.instances import (
+    DAEMONS_CPU_MILLIS,
+    DAEMONS_MEMORY_MIB,
+    INSTANCES,
+    SYSTEM_INSTANCES,
+    InstanceType,
+    NodeShape,
+)
 from infra.versions import KUBERAY_VERSION, KUBERNETES_VERSIONS, RAY_IMAGE, RAY_IMAGE_TAG, RAY_VERSION
 
 PROJECT = "efa-finetune"
@@ -45,9 +52,6 @@ MAX_RAY_CLUSTER_NAME = 53
 # together.
 SYSTEM_PODS_CPU_MILLIS = 700
 SYSTEM_PODS_MEMORY_MIB = 1300
-# The same without CoreDNS and the operator, but with the two device plugins.
-GPU_PODS_CPU_MILLIS = 300
-GPU_PODS_MEMORY_MIB = 400
 # The container that KubeRay adds to the head when it autoscales.
 AUTOSCALER_CPU_MILLIS = 500
 AUTOSCALER_MEMORY_MIB = 512
@@ -618,8 +622,8 @@ def _worker_fits(s: StackSettings) -> list[Problem]:
     instance = INSTANCES.get(s.gpu_instance_type)
     if not s.on_aws or instance is None:
         return []
-    cpu = instance.allocatable_cpu_millis - GPU_PODS_CPU_MILLIS
-    memory = instance.allocatable_memory_mib - GPU_PODS_MEMORY_MIB
+    cpu = instance.allocatable_cpu_millis - DAEMONS_CPU_MILLIS
+    memory = instance.allocatable_memory_mib - instance.huge_pages_mib - DAEMONS_MEMORY_MIB
     fix = "Lower it, or set it to 0 to take the catalog's."
     problems: list[Problem] = []
     if s.worker_cpu_millis > cpu:

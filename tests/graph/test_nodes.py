@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.instances import INSTANCES, InstanceType
+from infra.instances import DAEMONS_CPU_MILLIS, DAEMONS_MEMORY_MIB, INSTANCES, InstanceType
 from infra.recorder import Graph
-from infra.settings import GPU_PODS_CPU_MILLIS, GPU_PODS_MEMORY_MIB
 from tests.graph import graphs
 
 PURCHASES = ("on-demand", "reservation", "capacity-block", "spot")
@@ -79,8 +78,10 @@ def _assert_purchase(purchase: str, instance: InstanceType, graph: Graph, templa
 
 @pytest.mark.parametrize("instance", INSTANCES.values(), ids=list(INSTANCES))
 def test_the_worker_of_the_catalog_fits_its_node(instance: InstanceType) -> None:
-    assert instance.worker_cpu * 1000 + GPU_PODS_CPU_MILLIS <= instance.allocatable_cpu_millis
-    assert instance.worker_memory_gib * 1024 + GPU_PODS_MEMORY_MIB <= instance.allocatable_memory_mib
+    assert instance.worker_cpu * 1000 + DAEMONS_CPU_MILLIS <= instance.allocatable_cpu_millis
+    used = instance.worker_memory_gib * 1024 + DAEMONS_MEMORY_MIB + instance.huge_pages_mib
+    assert used <= instance.allocatable_memory_mib
+    assert instance.worker_memory_gib >= instance.memory_gib * 0.7
 
 
 def test_allocatable_sizes_are_those_that_nodes_report() -> None:
