@@ -1,0 +1,197 @@
+"""What a change of the settings does to a stack that runs: in place, a replacement, or nothing.
+
+Each row is applied to a living stack by the real engine; the plugin replaces where the AWS provider does. A row lists all
+resources that may change; anything else that changes is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.engine import inventory
+from tests.engine.conftest import BASE
+
+GPU, SYSTEM = "aws:eks/nodeGroup:NodeGroup efa-dev-gpu", "aws:eks/nodeGroup:NodeGroup efa-dev-system"
+GPU_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate efa-dev-gpu"
+PLACEMENT = "aws:ec2/placementGroup:PlacementGroup efa-dev-gpu"
+CLUSTER = "aws:eks/cluster:Cluster efa-dev-eksCluster"
+RAY = "kubernetes:ray.io/v1:RayCluster efa-dev-ray-cluster"
+DIGEST = "sha256:" + "a" * 64
+RESERVATION = "cr-0123456789abcdef0"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A change and all that it does. `update`: in place; `replace`: the old goes, a new one comes."""
+
+    change: dict[str, Any]
+    update: set[str] = field(default_factory=set)
+    replace: set[str] = field(default_factory=set)
+    create: set[str] = field(default_factory=set)
+    delete: set[str] = field(default_factory=set)
+    before: dict[str, Any] = field(default_factory=dict)
+    nodes: int = 3
+    """Instances that run afterwards."""
+
+
+ROWS = {
+    "nothing": Row({}),
+    "the default, spelled out": Row({"gpuCount": 2, "region": "us-west-2"}),
+    "node count": Row({"gpuCount": 3}, update={GPU, RAY}, nodes=4),
+    "fewer nodes": Row({"gpuCount": 1}, update={GPU, RAY}, nodes=2),
+    "system node count": Row({"systemCount": 2}, update={SYSTEM}, nodes=4),
+    "instance type": Row(
+        {"gpuInstanceType": "g6.24xlarge"},
+        update={RAY, "kubernetes:helm.sh/v3:Release efa-dev-efa-device-plugin"},
+        replace={GPU},
+    ),
+    "AMI release": Row({"amiRelease": "1.35.0-20260714"}, update={GPU, SYSTEM}),
+    "Kubernetes version": Row(
+        {"kubernetesVersion": "1.35"},
+        before={"kubernetesVersion": "1.34"},
+        update={
+            *(CLUSTER, GPU, SYSTEM),
+            "aws:eks/addon:Addon efa-dev-kube-proxy",
+            "aws:eks/addon:Addon efa-dev-coredns",
+        },
+    ),
+    "image digest": Row({"imageDigest": DIGEST}, update={RAY}),
+    "image tag": Row({"imageTag": "train-ml-cuda-v1.0.3"}, update={RAY}),
+    "addresses of the public endpoint": Row({"publicCidrs": ["81.2.69.161/32"]}, update={CLUSTER}),
+    "to a reservation": Row(
+        {"purchase": "reservation", "reservationId": RESERVATION}, update={GPU, GPU_TEMPLATE}, delete={PLACEMENT}
+    ),
+    "back from a reservation": Row(
+        {"purchase": "on-demand", "reservationId": None},
+        before={"purchase": "reservation", "reservationId": RESERVATION},
+        update={GPU, GPU_TEMPLATE},
+        create={PLACEMENT},
+    ),
+    "to a capacity block": Row(
+        {"purchase": "capacity-block", "reservationId": RESERVATION},
+        update={GPU_TEMPLATE},
+        replace={GPU},
+        delete={PLACEMENT},
+    ),
+    "to spot": Row({"purchase": "spot"}, update={GPU_TEMPLATE}, replace={GPU}, delete={PLACEMENT}),
+    "bigger disk": Row({"gpuDiskGib": 300}, update={GPU_TEMPLATE, GPU, RAY}),
+    "flow logs": Row(
+        {"flowLogs": True},
+        create={
+            "aws:iam/role:Role efa-dev-flow-logs",
+            "aws:cloudwatch/logGroup:LogGroup efa-dev-flow-logs",
+            "aws:iam/rolePolicy:RolePolicy efa-dev-flow-logs",
+            "aws:ec2/flowLog:FlowLog efa-dev-flow-logs",
+        },
+    ),
+    "deletion protection": Row({"deletionProtection": True}, update={CLUSTER}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_change_of_settings(make_stack: Callable[..., Any], account: str, name: str) -> None:
+    row = ROWS[name]
+    stack = make_stack({**BASE, **row.before})
+    stack.up().require_ok()
+
+    stack.write_config(**row.change)
+    changed = stack.up().require_ok()
+
+    assert _kinds(changed.changes) == {
+        "create": row.create,
+        "update": row.update,
+        "replace": row.replace,
+        "delete": row.delete,
+    }
+    assert inventory.counts(account)["ec2.instances"] == row.nodes
+    assert stack.up().require_ok().changes == []
+
+
+def test_expiry_reaches_every_tag_and_no_node(make_stack: Callable[..., Any], engine: Any, account: str) -> None:
+    """Moving the expiry must not replace nodes under a running job, although it is a tag on everything."""
+    stack = make_stack({**BASE, "expires": "2099-12-01T00:00:00+00:00"})
+    stack.up().require_ok()
+    instances = inventory.contents(account)["ec2.instances"]
+    versions = _template_versions(stack)
+
+    stack.write_config(expires="2099-12-02T00:00:00+00:00")
+    kinds = _kinds(stack.up().require_ok().changes)
+
+    assert kinds["replace"] == kinds["create"] == kinds["delete"] == set()
+    assert "aws:scheduler/schedule:Schedule efa-dev-expiry" in kinds["update"]
+    assert "aws:ec2/vpc:Vpc efa-dev-vpc" in kinds["update"]
+    assert inventory.contents(account)["ec2.instances"] == instances
+    assert _template_versions(stack) == versions
+
+
+def test_moving_to_another_zone_replaces_the_nodes_and_keeps_the_cluster(
+    make_stack: Callable[..., Any], account: str
+) -> None:
+    stack = make_stack()
+    stack.up().require_ok()
+
+    stack.write_config(gpuZone="us-west-2b")
+    kinds = _kinds(stack.up().require_ok().changes)
+
+    assert {GPU, SYSTEM} <= kinds["replace"]
+    assert CLUSTER not in kinds["replace"] | kinds["update"]
+    assert inventory.counts(account)["ec2.nat_gateways"] == 1
+    assert inventory.counts(account)["ec2.addresses"] == 1
+    assert inventory.counts(account)["ec2.instances"] == 3
+
+
+def test_one_more_zone_keeps_cluster_and_nodes(make_stack: Callable[..., Any], account: str) -> None:
+    stack = make_stack()
+    stack.up().require_ok()
+    instances = inventory.contents(account)["ec2.instances"]
+
+    stack.write_config(zones=["us-west-2a", "us-west-2b", "us-west-2c"])
+    kinds = _kinds(stack.up().require_ok().changes)
+
+    assert kinds["replace"] == kinds["delete"] == set()
+    assert CLUSTER in kinds["update"]
+    assert inventory.contents(account)["ec2.instances"] == instances
+
+
+@pytest.mark.parametrize(
+    "change", [{"vpcCidr": "10.1.0.0/16"}, {"serviceCidr": "172.21.0.0/16"}], ids=["vpcCidr", "serviceCidr"]
+)
+def test_addresses_of_the_network_replace_the_cluster(
+    make_stack: Callable[..., Any], engine: Any, account: str, change: dict[str, Any]
+) -> None:
+    stack = make_stack({**BASE, "forceDestroy": True})
+    stack.up().require_ok()
+    before = inventory.counts(account)
+
+    stack.write_config(**change)
+    kinds = _kinds(stack.up().require_ok().changes)
+
+    assert {CLUSTER, GPU, SYSTEM, RAY} <= kinds["replace"]
+    assert "aws:s3/bucket:Bucket efa-dev-runs" not in kinds["replace"] | kinds["delete"]
+    assert inventory.counts(account) == before
+    assert stack.up().require_ok().changes == []
+
+
+def _kinds(steps: list[Any]) -> dict[str, set[str]]:
+    """What happened to each resource, one word for each; components and providers are left out."""
+    ops: dict[str, set[str]] = {}
+    for step in steps:
+        if step.type.startswith(("aws:", "kubernetes:")):
+            ops.setdefault(f"{step.type} {step.name}", set()).add(step.op)
+    kinds: dict[str, set[str]] = {"create": set(), "update": set(), "replace": set(), "delete": set()}
+    for resource, done in ops.items():
+        replaced = done & {"replace", "create-replacement", "delete-replaced"}
+        kinds["replace" if replaced else next(iter(done))].add(resource)
+    return kinds
+
+
+def _template_versions(stack: Any) -> dict[str, int]:
+    return {
+        one["urn"]: one["outputs"]["latestVersion"]
+        for one in stack.resources()
+        if one["type"] == "aws:ec2/launchTemplate:LaunchTemplate"
+    }
