@@ -163,9 +163,7 @@ def run(
     started = time.time()
     error = _fit(job, launch, num_workers)
     outcome = _outcome(storage, launch, error)
-    summary = conclude(job, storage, outcome, started=started, target=target)
-    emit({"event": "end", "status": summary["status"], "exit_status": summary["exit_status"]})
-    return summary
+    return conclude(job, storage, outcome, started=started, target=target)
 
 
 def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
@@ -197,7 +195,7 @@ def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
     )
     try:
         trainer.fit()
-    except TrainingFailedError as error:
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
         return error
     return None
 
@@ -257,6 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     except FinetuneError as error:
         emit({"event": "end", "status": "failed", "exit_status": int(error.status), "error": str(error)})
         return int(error.status)
+    emit({"event": "end", "status": summary["status"], "exit_status": summary["exit_status"]})
     return int(summary["exit_status"])
 
 

@@ -668,7 +668,7 @@ def _packing_note(report: Mapping[str, Any]) -> str:
         pieces.append(f"{text.percent(efficiency)} of their tokens are not padding")
     fingerprint = string(report, "fingerprint")
     if fingerprint:
-        pieces.append(f"fingerprint of the data {fingerprint}")
+        pieces.append(f"fingerprint of the data {fingerprint[:12]}")
     return "; ".join(pieces) + "." if pieces else ""
 
 
@@ -758,12 +758,26 @@ def _checkpoints(run: RunFiles) -> Table:
 
 def _layout(run: RunFiles) -> Table:
     sharding = mapping(run.summary, "sharding")
-    rows = [
-        (Cell(name.replace("_", " ")), Cell(str(value)))
-        for name, value in sharding.items()
-        if value is not None and value != ""
-    ]
+    scheme = string(sharding, "scheme") or text.NONE
+    every = number(sharding, "checkpoint_every")
+    settings = (
+        (
+            "Sharding",
+            {"full": "over all ranks", "hybrid": "in a node, replicated across nodes"}.get(scheme, scheme),
+        ),
+        (
+            "Weights after the forward",
+            "freed" if sharding.get("reshard_after_forward") else "kept for the backward",
+        ),
+        ("Recomputed in the backward", f"every {_ordinal(every)} block" if every else "nothing"),
+        ("Why", string(sharding, "reason") or text.NONE),
+    )
+    rows = [(Cell(name), Cell(value)) for name, value in settings]
     return Table("Layout of the model over the ranks", ("Setting", "Value"), rows)
+
+
+def _ordinal(value: float) -> str:
+    return {1: "single", 2: "second", 3: "third"}.get(int(value), f"{value:.0f}th")
 
 
 # Transport
@@ -780,7 +794,7 @@ def _transport_tables(run: RunFiles) -> Iterator[Table]:
         )
         yield Table("EFA counters", head, rows, frozenset(head[1:4]), note)
     ranks = mappings(run.transport, "ranks")
-    if ranks:
+    if any(string(rank, "network") or string(rank, "provider") for rank in ranks):
         head = ("Rank", "Host", "Network", "Provider", "Channels between nodes", "GPUDirect RDMA")
         rows = [_transport_row(rank) for rank in ranks]
         yield Table("Transport of the ranks", head, rows, frozenset(("Rank", "Channels between nodes")))

@@ -104,7 +104,7 @@ def test_tables_hold_data_checkpoints_attempts_ranks_versions_and_counters(whole
         "Training waited 7.60 s for checkpoints in all.",
         "5d0c1b7a the beginning 8 2 rank 5 on ray-worker-gpu-m9d4c: WorkerDied: killed (SIGKILL)",
         "9e42f6c8 step-00000200.5d0c1b7a 8 2 succeeded",
-        "scheme hybrid",
+        "Sharding in a node, replicated across nodes",
         "2.13.0+cu130",
         "2.37 TiB",
         "yes 6 % above the need",
