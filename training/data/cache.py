@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -117,32 +118,33 @@ class TokenCache:
     def _write(self, folder: Path, shard: Shard, spec: SourceSpec, max_rows: int | None) -> None:
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # left by a process that died; the lock is ours
-        with _Writer(partial) as writer:
-            row_format: Format | None = None if spec.format == "auto" else spec.format
+        batches: deque[list[Row]] = deque()  # read, and not yet written
+        row_format: Format | None = None if spec.format == "auto" else spec.format
+
+        def parsed() -> Iterator[list[Example | RowError]]:
+            nonlocal row_format
             for rows in _batches(shard.rows(), max_rows):
-                examples: list[Example | RowError] = []
-                for row in rows:
-                    if row_format is None and isinstance(row.value, dict):
-                        row_format = _detected(row, shard.name)
-                    examples.append(_example(row, row_format, spec))
-                self._encode(writer, rows, examples, shard.name)
+                first = next((row for row in rows if isinstance(row.value, dict)), None)
+                if row_format is None and first is not None:
+                    row_format = _detected(first, shard.name)
+                batches.append(rows)
+                yield [_example(row, row_format, spec) for row in rows]
+
+        with _Writer(partial) as writer:
+            for results in self._encoder.encode(parsed()):
+                for row, result in zip(batches.popleft(), results, strict=True):
+                    if isinstance(result, RowError):
+                        writer.reject(self._bad_row(shard, row, result))
+                    else:
+                        writer.add(row.line, result)
             writer.finish("python-docs" if spec.kind == "python-docs" else row_format or "auto")
         partial.replace(folder)
 
-    def _encode(
-        self, writer: "_Writer", rows: list[Row], examples: list[Example | RowError], name: str
-    ) -> None:
-        good = [example for example in examples if not isinstance(example, RowError)]
-        encoded = iter(self._encoder.encode(good))
-        for row, example in zip(rows, examples, strict=True):
-            result = example if isinstance(example, RowError) else next(encoded)
-            if isinstance(result, RowError):
-                bad = BadRow(file=name, line=row.line, reason=result.reason, detail=result.detail)
-                if self._policy == "stop":
-                    raise DataError(stop_message([bad], {bad.reason: 1}))
-                writer.reject(bad)
-            else:
-                writer.add(row.line, result)
+    def _bad_row(self, shard: Shard, row: Row, error: RowError) -> BadRow:
+        bad = BadRow(file=shard.name, line=row.line, reason=error.reason, detail=error.detail)
+        if self._policy == "stop":
+            raise DataError(stop_message([bad], {bad.reason: 1}))
+        return bad
 
 
 def stop_message(examples: list[BadRow], rejected: dict[str, int]) -> str:

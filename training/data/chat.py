@@ -7,7 +7,8 @@ template rewrites earlier turns, and a guess would put the loss on the wrong tok
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,35 +79,55 @@ class Encoder:
         self._marked = template is not None and _GENERATION.search(template) is not None
         self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
 
-    def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
-        """Every example as a document, or why it cannot be one. Raises DataError for what no row can mend."""
-        results: list[Encoded | RowError | None] = [None] * len(examples)
-        rendered: list[tuple[int, str, list[Span] | None]] = []
-        for index, example in enumerate(examples):
-            if isinstance(example, PlainText):
-                rendered.append((index, example.text, None))
-                continue
-            try:
-                rendered.append((index, *self.render(example)))
-            except RowError as error:
-                results[index] = error
+    def encode(self, batches: Iterable[Sequence[Example | RowError]]) -> Iterator[list[Encoded | RowError]]:
+        """Every example of every batch as a document, or why it cannot be one; a RowError passes through.
 
-        self._set_no_padding()
-        for chat in (True, False):
-            chosen = [entry for entry in rendered if (entry[2] is not None) is chat]
-            encodings = self._tokenizer.backend_tokenizer.encode_batch(
-                [text for _, text, _ in chosen], add_special_tokens=not chat
-            )
-            for (index, text, spans), encoding in zip(chosen, encodings, strict=True):
-                results[index] = (
-                    self._plain(encoding) if spans is None else self._masked(encoding, spans, len(text))
-                )
+        A batch is tokenized (outside the interpreter's lock, on all cores) while the next one is rendered.
+        Raises DataError for what no row can mend.
+        """
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            waiting: tuple[list[_Rendered], Future[list[Encoding]]] | None = None
+            for batch in batches:
+                rendered = [self._rendered(example) for example in batch]
+                following = (rendered, pool.submit(self._tokenized, rendered))
+                if waiting is not None:
+                    yield self._documents(waiting[0], waiting[1].result())
+                waiting = following
+            if waiting is not None:
+                yield self._documents(waiting[0], waiting[1].result())
+
+    def _rendered(self, example: Example | RowError) -> "_Rendered":
+        if isinstance(example, RowError):
+            return _Rendered(error=example)
+        if isinstance(example, PlainText):
+            return _Rendered(text=example.text, group=example.group)
+        try:
+            text, spans = self.render(example)
+        except RowError as error:
+            return _Rendered(error=error)
+        return _Rendered(text=text, spans=spans, group=example.group)
+
+    def _tokenized(self, rendered: list["_Rendered"]) -> list[Encoding]:
+        """The encodings of the rows without an error, conversations first."""
+        encode = self._tokenizer.backend_tokenizer.encode_batch
+        chats = [row.text for row in rendered if row.error is None and row.spans is not None]
+        plain = [row.text for row in rendered if row.error is None and row.spans is None]
+        # A template writes the special tokens itself; around plain text they are the tokenizer's business.
+        return [*encode(chats, add_special_tokens=False), *encode(plain, add_special_tokens=True)]
+
+    def _documents(self, rendered: list["_Rendered"], encodings: list[Encoding]) -> list[Encoded | RowError]:
+        num_chats = sum(row.error is None and row.spans is not None for row in rendered)
+        chats, plain = iter(encodings[:num_chats]), iter(encodings[num_chats:])
         documents: list[Encoded | RowError] = []
-        for example, result in zip(examples, results, strict=True):
-            assert result is not None
-            if isinstance(result, Encoded):
-                result = _checked(result, example.group)
-            documents.append(result)
+        for row in rendered:
+            if row.error is not None:
+                documents.append(row.error)
+            elif row.spans is not None:
+                documents.append(_checked(self._masked(next(chats), row)))
+            else:
+                documents.append(_checked(self._plain(next(plain), row)))
         return documents
 
     def render(self, conversation: Conversation) -> tuple[str, list[Span]]:
@@ -178,14 +199,15 @@ class Encoder:
             spans.append((len(before), len(after.rstrip())))
         return text, spans
 
-    def _masked(self, encoding: Encoding, spans: list[Span], length: int) -> Encoded:
+    def _masked(self, encoding: Encoding, row: "_Rendered") -> Encoded:
         ids = np.array(encoding.ids, dtype=np.uint32)
         supervised = np.zeros(len(ids), dtype=np.bool_)
-        for start, end in spans:
-            supervised[_token_at(encoding, start, length) : _token_at(encoding, end, length)] = True
-        return Encoded(ids, supervised)
+        for start, end in row.spans or ():
+            first, last = _token_at(encoding, start, len(row.text)), _token_at(encoding, end, len(row.text))
+            supervised[first:last] = True
+        return Encoded(ids, supervised, row.group)
 
-    def _plain(self, encoding: Encoding) -> Encoded:
+    def _plain(self, encoding: Encoding, row: "_Rendered") -> Encoded:
         end = self._tokenizer.eos_token_id
         if not isinstance(end, int):
             raise DataError(
@@ -194,12 +216,17 @@ class Encoder:
         ids = encoding.ids
         if not ids or ids[-1] != end:
             ids = [*ids, end]
-        return Encoded(np.array(ids, dtype=np.uint32), np.ones(len(ids), dtype=np.bool_))
+        return Encoded(np.array(ids, dtype=np.uint32), np.ones(len(ids), dtype=np.bool_), row.group)
 
-    def _set_no_padding(self) -> None:
-        """Undo what a caller may have set on the shared backend: documents are never cut or padded here."""
-        self._tokenizer.backend_tokenizer.no_truncation()
-        self._tokenizer.backend_tokenizer.no_padding()
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A row as text. spans: the characters to learn, None for plain text."""
+
+    text: str = ""
+    spans: list[Span] | None = None
+    group: str | None = None
+    error: RowError | None = None
 
 
 def _token_at(encoding: Encoding, character: int, length: int) -> int:
@@ -212,12 +239,12 @@ def _token_at(encoding: Encoding, character: int, length: int) -> int:
     return len(encoding.ids)
 
 
-def _checked(document: Encoded, group: str | None) -> Encoded | RowError:
+def _checked(document: Encoded) -> Encoded | RowError:
     if len(document.ids) < 2:
         return RowError("empty", f"{len(document.ids)} tokens: nothing to predict")
     if not document.supervised[1:].any():
         return RowError("no answer", "the chat template leaves no token of an assistant to learn")
-    return Encoded(document.ids, document.supervised, group)
+    return document
 
 
 def _prefix_message(text: str, prefix: str, turn: int) -> str:

@@ -50,10 +50,15 @@ def without_markers(template: str) -> str:
     return re.sub(r"\{%-? (end)?generation %\}\n? *", "", template)
 
 
+def encode_all(encoder: Encoder, *examples: Any) -> list[Encoded | RowError]:
+    [results] = encoder.encode([examples])
+    return results
+
+
 def encode(
     tokenizer: PreTrainedTokenizerFast, template: str | None, mask: Any, *examples: Any
 ) -> list[Encoded]:
-    results = Encoder(tokenizer, template, mask).encode(examples)
+    results = encode_all(Encoder(tokenizer, template, mask), *examples)
     assert all(isinstance(result, Encoded) for result in results), results
     return results  # type: ignore[return-value]
 
@@ -138,8 +143,11 @@ def test_plain_text_is_learnt_whole_and_ends_with_the_end_token(tokenizer: PreTr
 
 
 def test_results_keep_the_order_of_mixed_examples(tokenizer: PreTrainedTokenizerFast) -> None:
-    results = Encoder(tokenizer, CHATML_TEMPLATE, "auto").encode(
-        [PlainText("one"), Conversation([HELLO, ANSWER], 1), PlainText("two")]
+    results = encode_all(
+        Encoder(tokenizer, CHATML_TEMPLATE, "auto"),
+        PlainText("one"),
+        Conversation([HELLO, ANSWER], 1),
+        PlainText("two"),
     )
     texts = [tokenizer.decode(result.ids.tolist()) for result in results if isinstance(result, Encoded)]
     assert texts[0] == "one<|im_end|>"
@@ -150,7 +158,7 @@ def test_results_keep_the_order_of_mixed_examples(tokenizer: PreTrainedTokenizer
 def test_template_that_rewrites_earlier_turns_is_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
     chat = [HELLO, {"role": "assistant", "content": "<think>hm</think>the cat"}, MORE, SECOND]
     with pytest.raises(DataError) as caught:
-        Encoder(tokenizer, FORGETS_THOUGHTS, "assistant").encode([Conversation(chat, 3)])
+        encode_all(Encoder(tokenizer, FORGETS_THOUGHTS, "assistant"), Conversation(chat, 3))
     message = str(caught.value)
     assert "renders a conversation differently once it goes on (message 1, character " in message
     assert "'<think>hm</think>the cat" in message
@@ -168,7 +176,7 @@ def test_mask_completion_works_with_a_template_that_rewrites_earlier_turns(
 
 def test_row_that_the_template_refuses_is_a_bad_row(tokenizer: PreTrainedTokenizerFast) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
-    [result] = Encoder(tokenizer, template, "assistant").encode([Conversation(CHAT, 4)])
+    [result] = encode_all(Encoder(tokenizer, template, "assistant"), Conversation(CHAT, 4))
     assert isinstance(result, RowError)
     assert str(result) == "refused by the chat template: roles must alternate"
 
@@ -181,13 +189,13 @@ def test_conversation_without_any_template_says_what_to_do() -> None:
     with pytest.raises(
         DataError, match=r"no chat template and lacks the tokens <\|im_start\|> and <\|im_end\|>"
     ):
-        Encoder(bare, None, "auto").encode([Conversation(CHAT, 4)])
+        encode_all(Encoder(bare, None, "auto"), Conversation(CHAT, 4))
     with pytest.raises(
         DataError, match=r"chat_template chatml needs <\|im_start\|> and <\|im_end\|> as single tokens"
     ):
         resolve_template(bare, "chatml")
     with pytest.raises(DataError, match="plain text needs a tokenizer with an end-of-text token"):
-        Encoder(bare, None, "auto").encode([PlainText("a")])
+        encode_all(Encoder(bare, None, "auto"), PlainText("a"))
 
 
 def test_template_file_overrides_the_tokenizers(tokenizer: PreTrainedTokenizerFast, tmp_path: Any) -> None:
@@ -204,4 +212,15 @@ def test_ambiguous_marks_with_mask_completion_are_an_error(tokenizer: PreTrained
         "{%- generation %}", "{%- generation %}x{%- endgeneration %}{%- generation %}"
     )
     with pytest.raises(DataError, match="marks 4 generated parts for 2 assistant turns"):
-        Encoder(tokenizer, template, "completion").encode([Conversation(CHAT, 4)])
+        encode_all(Encoder(tokenizer, template, "completion"), Conversation(CHAT, 4))
+
+
+def test_batches_come_out_in_order_with_errors_in_their_place(tokenizer: PreTrainedTokenizerFast) -> None:
+    broken = RowError("empty", "nothing")
+    batches = [[PlainText(f"cat {n} {m}") for m in range(n)] + [broken] for n in range(5)]
+    results = list(Encoder(tokenizer, None, "auto").encode(batches))
+    assert [len(batch) for batch in results] == [1, 2, 3, 4, 5]
+    for number, batch in enumerate(results):
+        assert batch[-1] is broken
+        texts = [tokenizer.decode(one.ids.tolist()) for one in batch[:-1] if isinstance(one, Encoded)]
+        assert texts == [f"cat {number} {m}<|im_end|>" for m in range(number)]
