@@ -45,6 +45,10 @@ OutputsFile = Annotated[
     Path | None,
     typer.Option("--outputs", metavar="FILE", help="the stack's outputs as JSON, instead of --stack"),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask after the plan")]
+SettingsFile = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="settings file; default: Pulumi.dev.yaml")
+]
 RequireTransport = Annotated[
     str | None,
     typer.Option("--require-transport", metavar="efa|any", help="default: the job's, else the stack's"),
@@ -74,7 +78,7 @@ def submit(
     overrides: Set = None,
     require_transport: RequireTransport = None,
     detach: Annotated[bool, typer.Option("--detach", help="return as soon as the job is queued")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask after the plan")] = False,
+    yes: Yes = False,
     deadline: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="end the job with 12 when it takes longer")
     ] = None,
@@ -165,6 +169,46 @@ def list_jobs(stack: Stack = None, outputs: OutputsFile = None, as_json: Json = 
 
 
 @app.command()
+def compare(
+    job_file: JobFile,
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    overrides: Set = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Run a job over EFA and over TCP, check both verdicts, and say how much faster EFA was."""
+    from training.submit.compare import compare as compare_legs
+
+    raise typer.Exit(
+        compare_legs(job_file, _access(stack, outputs), overrides=overrides or (), yes=yes, as_json=as_json)
+    )
+
+
+@app.command()
+def probe(stack: Stack = None, outputs: OutputsFile = None, as_json: Json = False) -> None:
+    """Measure the bus bandwidth in and across the nodes of a stack against the floor of its instance type."""
+    from training.submit.probe import probe as probe_stack
+
+    raise typer.Exit(probe_stack(_access(stack, outputs), as_json=as_json))
+
+
+@app.command()
+def audit(
+    settings: SettingsFile = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """List what a stack has left in the account and still bills, with the command that removes each. 10 if any."""
+    from operations.account import audit_settings_file
+
+    with _output(as_json) as output:
+        found = audit_settings_file(_settings_file(settings, stack))
+        output.result(found.to_dict(), found.render())
+    raise typer.Exit(int(ExitStatus.SUCCEEDED if found.clean else ExitStatus.JOB_FAILED))
+
+
+@app.command()
 def report(run: RunFolder, as_json: Json = False) -> None:
     """Write report.html of a run folder again."""
     from training.report import write_report
@@ -196,24 +240,15 @@ def transport(run: RunFolder, require: RequireTransport = None, as_json: Json = 
 
 
 @app.command()
-def cost(
-    settings: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="settings file; default: Pulumi.dev.yaml")
-    ] = None,
-    stack: Stack = None,
-    as_json: Json = False,
-) -> None:
+def cost(settings: SettingsFile = None, stack: Stack = None, as_json: Json = False) -> None:
     """What a stack costs per hour, part by part. No cloud access is needed."""
     from infra.cost import UnknownPriceError, cost_of_settings_file
     from infra.settings import SettingsError
     from training.console import cost_table
 
     with _output(as_json) as output:
-        path = settings or Path(f"Pulumi.{stack or 'dev'}.yaml")
-        if not path.is_file():
-            raise UsageError(f"{path}: no such settings file; give one, such as Pulumi.dev.yaml")
         try:
-            costs = cost_of_settings_file(path).to_dict()
+            costs = cost_of_settings_file(_settings_file(settings, stack)).to_dict()
         except (UnknownPriceError, SettingsError) as error:
             raise UsageError(str(error)) from None
         output.result(costs, cost_table(costs))
@@ -263,6 +298,13 @@ def _access(stack: str | None, outputs: Path | None) -> Any:
     from training.submit.session import Access
 
     return Access(stack=stack, outputs=outputs)
+
+
+def _settings_file(settings: Path | None, stack: str | None) -> Path:
+    path = settings or Path(f"Pulumi.{stack or 'dev'}.yaml")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such settings file; give one, such as Pulumi.dev.yaml, or --stack NAME")
+    return path
 
 
 def _check_choice(option: str, value: str | None, allowed: tuple[str, ...]) -> None:

@@ -168,6 +168,7 @@ def run(
 
 def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
     import ray
+    from ray.exceptions import RayError
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
@@ -195,7 +196,7 @@ def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
     )
     try:
         trainer.fit()
-    except (TrainingFailedError, ray.exceptions.RayError) as error:
+    except (TrainingFailedError, RayError) as error:
         return error
     return None
 
