@@ -41,14 +41,22 @@ class Platform:
 
 def program() -> None:
     """The Pulumi program of this project; ``__main__`` runs it, and so does the Automation API."""
-    settings = load_settings()
-    if not pulumi.runtime.is_dry_run():
-        refused = undeployable(settings)
-        if refused:
-            raise SettingsError(refused, SettingsSource(settings.stack))
+    settings = _checked_settings()
     for warning in settings.warnings:
         pulumi.log.warn(warning)
     deploy(settings, _price(settings))
+
+
+def _checked_settings() -> StackSettings:
+    """The stack's settings; mistakes end the run with their list and without a traceback."""
+    try:
+        settings = load_settings()
+        refused = [] if pulumi.runtime.is_dry_run() else undeployable(settings)
+        if refused:
+            raise SettingsError(refused, SettingsSource(settings.stack))
+    except SettingsError as error:
+        raise pulumi.RunError(str(error)) from error
+    return settings
 
 
 def deploy(settings: StackSettings, cost: CostReport | None) -> None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from infra.outputs import OUTPUT_NAME, KubeAccess, StackOutputs
 from infra.program import program
 from infra.recorder import record, record_program
-from infra.settings import MAX_CLUSTER_NAME, PROJECT, SettingsError
+from infra.settings import MAX_CLUSTER_NAME, PROJECT
 from tests.graph import graphs
 
 # Longest names that AWS takes, by type; Pulumi appends eight characters to a name that is not given.
@@ -56,7 +56,7 @@ def test_the_dev_stack_as_pulumi_runs_it() -> None:
 
 
 def test_an_update_refuses_the_addresses_of_the_example() -> None:
-    with pytest.raises(SettingsError, match=r"203\.0\.113\.7/32.*reserved for documentation"):
+    with pytest.raises(pulumi.RunError, match=r"203\.0\.113\.7/32.*reserved for documentation"):
         record_program(program, "dev", config=_config(graphs.DEV_FILE), preview=False)
 
 
@@ -107,14 +107,14 @@ def test_mistakes_stop_the_program_before_its_first_resource() -> None:
         finally:
             registered.extend(str(r) for r in pulumi.runtime.get_root_resource()._childResources)  # type: ignore[union-attr]
 
-    with pytest.raises(SettingsError, match=r"2 mistake\(s\)"):
+    with pytest.raises(pulumi.RunError, match=r"2 mistake\(s\)"):
         record_program(counting, "dev", config=config, preview=True)
     assert registered == []
 
 
 def test_an_unknown_key_is_a_mistake() -> None:
     config = _config(graphs.DEV_FILE, gpuCont="2")
-    with pytest.raises(SettingsError, match="Did you mean gpuCount"):
+    with pytest.raises(pulumi.RunError, match="Did you mean gpuCount"):
         record_program(program, "dev", config=config, preview=True)
 
 
