@@ -67,6 +67,7 @@ class TransportReport(BaseModel):
     reason: str
     attempt: str
     required: Require
+    gpudirect_required: bool
     backend: Backend | None
     nccl_version: str | None
     plugin_version: str | None
@@ -241,6 +242,7 @@ class _Judgement:
             nodes=self.nodes,
             diagnosis=() if verdict in ("efa", "none") else tuple(self._diagnose()),
             backend="nccl",
+            gpudirect_required=self.gpudirect_required,
             nccl_version=self.attempt.logs.nccl_version,
             plugin_version=", ".join(plugin) or None,
         )
@@ -304,6 +306,7 @@ def _report(
     nodes: tuple[NodeTransport, ...] = (),
     diagnosis: tuple[Diagnosis, ...] = (),
     backend: Backend | None = None,
+    gpudirect_required: bool = False,
     nccl_version: str | None = None,
     plugin_version: str | None = None,
 ) -> TransportReport:
@@ -312,6 +315,7 @@ def _report(
         reason=reason,
         attempt=attempt_dir.name,
         required=require,
+        gpudirect_required=gpudirect_required,
         backend=backend,
         nccl_version=nccl_version,
         plugin_version=plugin_version,
