@@ -25,7 +25,7 @@ def audit_settings_file(path: Path) -> AuditReport:
         settings = read_settings_file(path)
     except SettingsError as error:
         raise UsageError(str(error)) from None
-    if settings.region is None:
+    if not settings.on_aws:
         raise UsageError(f"{path}: the stack brings its own cluster: nothing of it is in an AWS account")
     try:
         return audit(boto3.Session(), AuditScope.of(settings), managed=_managed(settings.stack))
