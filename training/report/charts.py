@@ -345,7 +345,7 @@ def _dense_curve(
     centre = canvas.buckets.centre
     band = _band(canvas.steps, scale, centre, low, high, height) if canvas.buckets.size > 1 else ""
     finite = np.isfinite(mean)
-    dots = _dots(canvas, scale, centre[finite], mean[finite], height) if finite.sum() <= 30 else ()
+    dots = _dots(canvas, scale, centre[finite], mean[finite], height) if finite.sum() <= 16 else ()
     return Curve(one.name, one.tone, _path(canvas.steps, scale, centre, mean, height), band, dots)
 
 

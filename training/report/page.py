@@ -338,7 +338,7 @@ def _banners(run: RunFiles, status: Status) -> Iterator[Banner]:
             or string(run.summary, "transport", "reason")
             or "No reason is given."
         )
-        yield Banner(tone, title, reason, tuple(_diagnosis(run)))
+        yield Banner(tone, title, reason[0].upper() + reason[1:], tuple(_diagnosis(run)))
 
 
 def _diagnosis(run: RunFiles) -> Iterator[str]:
