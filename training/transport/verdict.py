@@ -208,17 +208,13 @@ class _Judgement:
         )
 
     def _tcp(self) -> TransportReport:
-        carried = [node for node in self.nodes if node.carried]
-        if carried and len(carried) == len(self.hosts):
-            return self._result(
-                "unknown",
-                "the logs show TCP on all ranks, but the EFA devices of every host moved the collectives' "
-                "bytes: logs and counters are not of the same run, or another job used the devices",
-            )
         networks = sorted({name for rank in self.ranks for name in rank.networks})
         providers = sorted({name for rank in self.ranks for name in rank.providers})
         how = f"network {join(networks)}" + (f", provider {join(providers)}" if providers else "")
-        return self._result("tcp", f"all {len(self.ranks)} ranks sent over TCP ({how})")
+        reason = f"all {len(self.ranks)} ranks sent over TCP ({how})"
+        if all(node.carried for node in self.nodes):
+            reason += "; the EFA devices moved as many bytes, which were those of something else"
+        return self._result("tcp", reason)
 
     def _read_counters(self) -> tuple[tuple[NodeTransport, ...], str | None]:
         counters: dict[str, HostCounters] = {}

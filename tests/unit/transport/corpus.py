@@ -636,8 +636,9 @@ def no_step_completed(folder: Path) -> Path:
     return built.write(folder)
 
 
-@case("unknown", "not of the same run")
+@case("tcp", "those of something else")
 def tcp_logs_with_efa_bytes(folder: Path) -> Path:
+    """Another job used the devices: what this one's channels say of themselves decides."""
     built = job()
     return built.each(lambda rank: to_sockets(rank, built.versions)).write(folder)
 
