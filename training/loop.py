@@ -5,6 +5,7 @@ Knows torch.distributed and nothing of Ray: it runs under Ray Train, under torch
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
@@ -43,7 +44,7 @@ from training.parallel import (
     mesh_of,
     shard,
 )
-from training.planning import ModelShape, Sharding, choose_sharding
+from training.planning import Hardware, ModelShape, Sharding, choose_sharding
 from training.samples import answer_prompts
 from training.schedule import learning_rate
 from training.sources import ModelSource, prepare_source
@@ -190,6 +191,7 @@ def train(
     hooks: Hooks | None = None,
     attempt: str | None = None,
     world: World | None = None,
+    hardware: Hardware | None = None,
 ) -> TrainResult:
     """Trains a job to its last step and exports the model.
 
@@ -204,7 +206,7 @@ def train(
     if job.deterministic:
         torch.use_deterministic_algorithms(True)
     attempt = attempt or new_attempt(storage, world)
-    trainer = _Trainer(job, storage, work_dir, hooks, world, attempt)
+    trainer = _Trainer(job, storage, work_dir, hooks, world, attempt, hardware or hardware_of(world))
     try:
         return trainer.run()
     finally:
@@ -223,8 +225,16 @@ def new_attempt(storage: Storage, world: World) -> str:
 
 class _Trainer:
     def __init__(
-        self, job: JobSpec, storage: Storage, work_dir: Path, hooks: Hooks, world: World, attempt: str
+        self,
+        job: JobSpec,
+        storage: Storage,
+        work_dir: Path,
+        hooks: Hooks,
+        world: World,
+        attempt: str,
+        hardware: Hardware,
     ) -> None:
+        self.hardware = hardware
         self.job = job
         self.storage = storage
         self.work_dir = work_dir
@@ -303,7 +313,7 @@ class _Trainer:
     def _build_model(self, source: ModelSource) -> tuple[CausalLM, Sharding]:
         model = CausalLM(source.config)
         shape = ModelShape.of_config(source.config.to_dict())
-        sharding = choose_sharding(self.job, shape, hardware_of(self.world))
+        sharding = choose_sharding(self.job, shape, self.hardware)
         self.mesh = mesh_of(self.world, sharding.scheme)
         shard(model, self.job, self.world, sharding, self.mesh)
         model.materialize(self.world.device)
@@ -353,6 +363,9 @@ class _Trainer:
 
     def _loop(self) -> None:
         pending: _PendingStep | None = None
+        # What lives from here on lives to the end: the collector need not walk through it again and again.
+        gc.collect()
+        gc.freeze()
         if self.progress.step == 0:
             self._evaluate(step=0)
         while self.progress.step < self.total_steps:

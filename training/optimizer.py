@@ -120,4 +120,5 @@ def gradient_norm(parameters: Iterable[nn.Parameter], shard_group: dist.ProcessG
 
 def _local(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # Not to_local(): it is a function of autograd, and 2,000 calls a step cost the host 30 ms (2026-12).
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]

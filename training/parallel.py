@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +18,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # pyright: ignore[reportPrivateUsage]
 from torch.utils.checkpoint import checkpoint
 
+from training.errors import UsageError
 from training.job import JobSpec
-from training.kernels import qkv, swiglu
+from training.kernels import float8, qkv, swiglu
 from training.metrics import peak_flops
 from training.model import CausalLM
 from training.planning import Hardware, Sharding
@@ -88,8 +90,11 @@ def _gloo_group(timeout: datetime.timedelta) -> dist.ProcessGroup:
     return group
 
 
-def hardware_of(world: World) -> Hardware:
-    """What this rank runs on. The speeds are those of a machine that nothing else is known of: PCIe, 10 Gbit/s."""
+def hardware_of(world: World, target: Mapping[str, Any] | None = None) -> Hardware:
+    """What this rank runs on. target: the stack's facts, whose speeds are used where it has them; else those of a
+    machine that nothing is known of: PCIe, 10 Gbit/s.
+    """
+    facts = target or {}
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)
         name, memory = properties.name, properties.total_memory
@@ -102,8 +107,8 @@ def hardware_of(world: World) -> Hardware:
         gpus_per_node=world.local_size,
         gpu_memory_gib=memory / 2**30,
         peak_tflops=None if peak is None else peak / 1e12,
-        in_node_gb_per_second=5.0,
-        network_gbps=10.0,
+        in_node_gb_per_second=float(facts.get("in_node_gb_per_second", 5.0)),
+        network_gbps=float(facts.get("network_gbps", 10.0)),
     )
 
 
@@ -136,10 +141,7 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
         reduce_dtype=getattr(torch, job.parallel.reduce_dtype),
     )
     compiled = world.device.type == "cuda" if job.model.compile == "auto" else job.model.compile
-    if world.device.type == "cuda":
-        for block in model.blocks:
-            swiglu.use(block.mlp)
-            qkv.use(block.self_attn)
+    _fuse_blocks(model, job, world.device)
     if compiled:
         model.hf.model.norm.forward = torch.compile(model.hf.model.norm.forward)
     for index, block in enumerate(model.blocks):
@@ -158,6 +160,31 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
             module.set_gradient_divide_factor(1.0)
             if world.device.type == "cpu":  # gloo has no average
                 module.set_force_sum_reduction_for_comms(True)
+
+
+def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
+    """On CUDA the blocks that can run by our fused operations do; with model.float8 every block must."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if job.model.float8 and capability < (8, 9):
+        found = (
+            f"a GPU of capability {capability[0]}.{capability[1]}"
+            if device.type == "cuda"
+            else "no CUDA device"
+        )
+        raise UsageError(
+            f"model.float8 needs a GPU of compute capability 8.9 or later (L4, H100); found {found}"
+        )
+    if device.type != "cuda":
+        return
+    mlp = float8.Float8MLP if job.model.float8 else swiglu.SwiGLUMLP
+    attention = float8.Float8Attention if job.model.float8 else qkv.FusedQKVAttention
+    for block in model.blocks:
+        fused = [swiglu.use(block.mlp, mlp), qkv.use(block.self_attn, attention)]
+        if job.model.float8 and not all(fused):
+            raise UsageError(
+                f"model.float8 is not possible for {model.config.model_type} with these layers: it needs a gated MLP with "
+                "SiLU and attention of Qwen2, Llama or Mistral, without adapters. Set model.float8: false"
+            )
 
 
 class OneRankReduceScatter(ReduceScatter):

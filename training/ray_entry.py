@@ -39,6 +39,7 @@ class Launch:
     run_uri: str
     launch_id: str
     """Names this start of the driver: a failure that cannot be cured by a restart is recorded under it."""
+    target: dict[str, Any] | None = None
 
 
 def emit(event: dict[str, Any]) -> None:
@@ -53,7 +54,7 @@ def worker(config: dict[str, Any]) -> None:
     """The function each rank runs. Trains, and leaves its evidence and its failure behind."""
     from training.evidence import Evidence
     from training.loop import Hooks, new_attempt, train
-    from training.parallel import join_world
+    from training.parallel import hardware_of, join_world
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     job = job_from_yaml(config["job"])
@@ -68,7 +69,7 @@ def worker(config: dict[str, Any]) -> None:
     try:
         evidence.publish_ranks()
         hooks = Hooks(event=_events_to(events_path(job.name)), preempted=_preempted)
-        train(job, storage, work_dir, hooks, attempt, world)
+        train(job, storage, work_dir, hooks, attempt, world, hardware_of(world, launch.target))
     except JobStopped as stopped:
         if world.rank == 0:
             storage.write_text(
@@ -157,7 +158,7 @@ def run(
     from training.summary import conclude
 
     storage = open_storage(run_uri)
-    launch = Launch(run_uri, uuid.uuid4().hex[:12])
+    launch = Launch(run_uri, uuid.uuid4().hex[:12], target)
     storage.delete("control/stop")
     storage.write_text("job.yaml", job.dump_yaml())
     started = time.time()

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.kernels import operation
 
-@torch.library.custom_op("finetune::swiglu_backward", mutates_args=(), device_types="cpu")
-def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(gradient of gate, gradient of up, silu(gate) * up) from the gradient of that product; all of one shape."""
+
+def _plain(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     sigmoid = torch.sigmoid(gate.float())
     silu = gate.float() * sigmoid
     grad_gate = grad.float() * up.float() * (sigmoid + silu * (1 - sigmoid))
@@ -25,16 +25,21 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
     return grad_gate.to(gate.dtype), grad_up.to(gate.dtype), product
 
 
-@swiglu_backward.register_fake
-def _(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _cuda(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from training.kernels import swiglu_triton
+
+    return swiglu_triton.launch(grad, gate, up)
+
+
+def _shapes(_: Tensor, gate: Tensor, __: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
 
 
-@swiglu_backward.register_kernel("cuda")
-def _(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    from training.kernels.swiglu_triton import launch
-
-    return launch(grad, gate, up)
+swiglu_backward = operation(
+    "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor)",
+    plain=_plain, cuda=_cuda, shapes=_shapes,
+)  # fmt: skip
+"""(gradient of gate, gradient of up, silu(gate) * up) from the gradient of that product; all of one shape."""
 
 
 class _SwiGLULinear(torch.autograd.Function):
@@ -68,7 +73,7 @@ class SwiGLUMLP(nn.Module):
         return swiglu_linear(self.gate_proj(x), self.up_proj(x), self.down_proj.weight)
 
 
-def use(mlp: nn.Module) -> bool:
+def use(mlp: nn.Module, fused: type[nn.Module] = SwiGLUMLP) -> bool:
     """Lets a gated MLP with SiLU and plain linear layers run fused; False where it is something else.
 
     The class is changed, not the instance: compiled blocks then share one graph.
@@ -78,5 +83,5 @@ def use(mlp: nn.Module) -> bool:
     activation = getattr(mlp, "act_fn", None)
     if not plain or type(activation).__name__ not in ("SiLU", "SiLUActivation"):
         return False
-    mlp.__class__ = SwiGLUMLP
+    mlp.__class__ = fused
     return True

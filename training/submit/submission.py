@@ -11,6 +11,7 @@ from rich.prompt import Confirm, Prompt
 
 from infra.outputs import StackOutputs
 from training.errors import DeadlinePassed, ExitStatus, UsageError
+from training.hardware import hardware_of_stack
 from training.job import JobSpec, load_job
 from training.submit.bundle import JOB_FILE, TARGET_FILE, Bundle, build_bundle
 from training.submit.checks import check_free, check_pods, check_resources, local_differences
@@ -187,7 +188,7 @@ def with_run_folder(job: JobSpec, target: StackOutputs) -> tuple[JobSpec, str]:
 def target_facts(plan: Plan) -> dict[str, Any]:
     """What the job has to know of its stack, for summary and report. The same from one submit to the next."""
     target = plan.target
-    return {
+    return _speeds(target) | {
         "stack": target.stack,
         "region": target.region,
         "instance_type": target.instance_type,
@@ -205,6 +206,17 @@ def submission_id(name: str, bundle: Bundle) -> str:
     return f"{name}-{bundle.digest[:12]}"
 
 
+def _speeds(target: StackOutputs) -> dict[str, Any]:
+    """What the layout of the model depends on, for an instance type of the catalog."""
+    if target.instance_type is None:
+        return {}
+    hardware = hardware_of_stack(target)
+    return {
+        "network_gbps": hardware.network_gbps,
+        "in_node_gb_per_second": hardware.in_node_gb_per_second,
+    }
+
+
 def entrypoint(plan: Plan) -> list[str]:
     """The driver's command, in the bundle's folder."""
     command = ["python", "-m", "training.ray_entry", "--job", JOB_FILE, "--run", plan.run_uri]
@@ -213,7 +225,11 @@ def entrypoint(plan: Plan) -> list[str]:
 
 def runtime_env(job: JobSpec) -> dict[str, Any]:
     """Ray's runtime environment: the job's variables and packages."""
-    environment: dict[str, Any] = {"env_vars": {"PYTHONUNBUFFERED": "1", **job.runtime_env.env}}
+    following = {
+        "PYTHONUNBUFFERED": "1",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # with it, each line that a rank prints comes twice
+    }
+    environment: dict[str, Any] = {"env_vars": following | job.runtime_env.env}
     if job.runtime_env.pip:
         environment["pip"] = {"packages": list(job.runtime_env.pip), "pip_install_options": PIP_OPTIONS}
         environment["config"] = {"setup_timeout_seconds": PIP_TIMEOUT_SECONDS}
