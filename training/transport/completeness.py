@@ -22,8 +22,10 @@ def missing_evidence(attempt: AttemptEvidence) -> Iterator[str]:
     if not silent:
         yield from _other_number_of_nodes(attempt)
         yield from _incomplete_communicators(attempt)
-        yield from _unmatched_channels(attempt)
-        yield from _unconnected(attempt)
+        # Where every rank has TCP alone, that is what carried the data, whether its channels were logged or not.
+        if {rank.path for rank in attempt.ranks} != {"tcp"}:
+            yield from _unmatched_channels(attempt)
+            yield from _unconnected(attempt)
 
 
 def foreign_lines(attempt: AttemptEvidence, *, hosts_only: bool = False) -> Iterator[str]:

@@ -264,6 +264,16 @@ def sockets_asked_for_by_the_tcp_leg(folder: Path) -> Path:
     return built.write(folder)
 
 
+@case("tcp", "network Socket")
+def sockets_without_channel_lines(folder: Path) -> Path:
+    """No other network was there to carry data, so that channels need not be shown."""
+    built = _no_efa_bytes(job())
+    for rank in built.ranks:
+        to_sockets(rank, built.versions)
+        rank.messages = [m for m in rank.messages if "via NET/" not in m]
+    return built.write(folder)
+
+
 @case("tcp", "provider tcp", diagnosis="provider-forced")
 def tcp_through_libfabric_new(folder: Path) -> Path:
     built = _no_efa_bytes(job())
