@@ -68,6 +68,14 @@ def stack(_deployment: Deployment) -> Deployment:
 
 
 @pytest.fixture
+def stack_as_it_is(_deployment: Deployment) -> Deployment:
+    """For tests that do not care for its settings: nothing is put back first."""
+    if not _deployment.is_up:
+        _deployment.up()
+    return _deployment
+
+
+@pytest.fixture
 def spare(tmp_path: Path) -> Iterator[Rig]:
     _require_support()
     rig = Rig(Layout(tmp_path / "spare", "10.98.77"))

@@ -52,6 +52,7 @@ class Deployment:
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
     _deployed: dict[str, str] | None = None
+    _configured: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         tools = ensure(["pulumi", "pulumi-resource-kubernetes", "kubectl"])
@@ -180,11 +181,15 @@ class Deployment:
             file.write(line.rstrip("\n") + "\n")
 
     def _configure(self) -> None:
+        """Each question to the engine is a process of its own, so none is asked twice."""
+        if self._configured == self.settings:
+            return
         wanted = {f"{PROJECT}:{name}": automation.ConfigValue(value) for name, value in self.settings.items()}
         gone = [name for name in self._stack.get_all_config() if name not in wanted]
         if gone:
             self._stack.remove_all_config(gone)
         self._stack.set_all_config(wanted)
+        self._configured = dict(self.settings)
 
     def _create_storage_secret(self, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds

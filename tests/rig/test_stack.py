@@ -95,7 +95,8 @@ def test_an_edit_of_the_settings_replaces_the_pods(stack: Deployment) -> None:
         assert pod["spec"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] == "1"
 
 
-def test_destroy_leaves_the_cluster_as_it_was(stack: Deployment) -> None:
+def test_destroy_leaves_the_cluster_as_it_was(stack_as_it_is: Deployment) -> None:
+    stack = stack_as_it_is
     stack.destroy()
     deadline = time.monotonic() + 30
     while (left := stack.objects() - stack.before) and time.monotonic() < deadline:
