@@ -103,6 +103,7 @@ class Faults:
     """Set when the engine cancels the plugin, and at the end of each test: calls that hang then fail."""
     _matches: Callable[[Call], bool] | None = None
     _act: Act | None = None
+    _from_then_on: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reset(self) -> None:
@@ -110,13 +111,14 @@ class Faults:
         self.calls = []
         self.released = threading.Event()
 
-    def fail(self, matches: Call | Callable[[Call], bool], kind: Kind) -> None:
-        """The first call that matches is refused."""
+    def fail(self, matches: Call | Callable[[Call], bool], kind: Kind, *, from_then_on: bool = False) -> None:
+        """The first call that matches is refused, and with `from_then_on` all calls after it."""
 
         def refuse(call: Call) -> None:
             raise error(kind, call.service, call.operation)
 
         self.order(matches, refuse)
+        self._from_then_on = from_then_on
 
     def hang(self, matches: Call | Callable[[Call], bool]) -> None:
         """The first call that matches gets no answer until the engine cancels the plugin, or the test ends."""
@@ -130,7 +132,7 @@ class Faults:
 
     def order(self, matches: Call | Callable[[Call], bool], act: Act) -> None:
         self._matches = matches.__eq__ if isinstance(matches, Call) else matches
-        self._act, self.fired = act, None
+        self._act, self.fired, self._from_then_on = act, None, False
 
     def __call__(self, model: Any, **_: Any) -> None:
         """Registered with botocore as `before-call`."""
@@ -144,6 +146,7 @@ class Faults:
             hit = self.fired is None and self._matches is not None and self._matches(call) is True
             if hit:
                 self.fired = call
+            hit = hit or (self._from_then_on and self.fired is not None)
         if hit:
             assert self._act is not None
             self._act(call)

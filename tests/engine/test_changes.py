@@ -63,7 +63,9 @@ ROWS = {
     "image tag": Row({"imageTag": "train-ml-cuda-v1.0.3"}, update={RAY}),
     "addresses of the public endpoint": Row({"publicCidrs": ["81.2.69.161/32"]}, update={CLUSTER}),
     "to a reservation": Row(
-        {"purchase": "reservation", "reservationId": RESERVATION}, update={GPU, GPU_TEMPLATE}, delete={PLACEMENT}
+        {"purchase": "reservation", "reservationId": RESERVATION},
+        update={GPU, GPU_TEMPLATE},
+        delete={PLACEMENT},
     ),
     "back from a reservation": Row(
         {"purchase": "on-demand", "reservationId": None},
@@ -111,7 +113,9 @@ def test_change_of_settings(make_stack: Callable[..., Any], account: str, name: 
     assert stack.up().require_ok().changes == []
 
 
-def test_expiry_reaches_every_tag_and_no_node(make_stack: Callable[..., Any], engine: Any, account: str) -> None:
+def test_expiry_reaches_every_tag_and_no_node(
+    make_stack: Callable[..., Any], engine: Any, account: str
+) -> None:
     """Moving the expiry must not replace nodes under a running job, although it is a tag on everything."""
     stack = make_stack({**BASE, "expires": "2099-12-01T00:00:00+00:00"})
     stack.up().require_ok()
