@@ -483,7 +483,7 @@ def _zones_of_region(s: StackSettings) -> list[Problem]:
     ]
 
 
-@_rule("target", "vpc_cidr", "zones", "gpu_count")
+@_rule("target", "vpc_cidr", "gpu_count", "system_count")
 def _vpc_size(s: StackSettings) -> list[Problem]:
     if not s.on_aws:
         return []
@@ -494,7 +494,8 @@ def _vpc_size(s: StackSettings) -> list[Problem]:
                 "vpcCidr", s.vpc_cidr, "a network from /16 to /20", "Use 10.0.0.0/16 if nothing forbids it."
             )
         ]
-    addresses = private_subnets(s)[0].num_addresses - 5
+    # A private subnet is an eighth of the VPC, and AWS keeps five addresses of each subnet.
+    addresses = vpc.num_addresses // 8 - 5
     needed = (s.gpu_count + s.system_count) * ADDRESSES_PER_NODE
     if addresses < needed:
         allowed = (

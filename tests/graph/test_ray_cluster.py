@@ -79,13 +79,12 @@ def test_crds_of_another_release_are_taken_over_from_its_folder(tmp_path: Path) 
     source, target = tmp_path / "bases", tmp_path / "packaged"
     source.mkdir()
     target.mkdir()
-    crds = packaged_crds()
-    for crd in crds:
-        (source / f"{crd['metadata']['name']}.yaml").write_text(json.dumps(crd))
-    assert read_crds(source) == crds
-    written = write_packaged(source, target, KUBERAY_VERSION)
-    for path in written:
-        assert path.read_bytes() == (RELEASE_FILE.parent / path.name).read_bytes()
+    crd = next(crd for crd in packaged_crds() if crd["spec"]["names"]["kind"] == "RayCronJob")
+    (source / "ray.io_raycronjobs.yaml").write_text(json.dumps(crd))
+    assert read_crds(source) == [crd]
+    (written,) = write_packaged(source, target, KUBERAY_VERSION)
+    assert written.read_bytes() == (RELEASE_FILE.parent / written.name).read_bytes()
+    assert (target / RELEASE_FILE.name).read_text() == f"{KUBERAY_VERSION}\n"
     with pytest.raises(FileNotFoundError, match="no YAML file"):
         read_crds(target)
 

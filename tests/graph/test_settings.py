@@ -86,6 +86,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("kubeconfig", {"kubeconfig": "~/.kube/config"}, ["empty with target aws"]),
     ("gpuInstanceTyp", {"gpuInstanceTyp": "g6.12xlarge"}, ["not a setting", "Did you mean gpuInstanceType?"]),
     ("zones", {"zones": "us-west-2a"}, ["a list such as"]),
+    ("zones", {"zones": ""}, ["two different zones"]),
 ]  # fmt: skip
 
 
