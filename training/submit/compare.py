@@ -10,6 +10,7 @@ from rich.table import Table
 
 from infra.outputs import StackOutputs
 from training.errors import ExitStatus, UsageError
+from training.hardware import hardware_of_stack
 from training.job import load_job
 from training.submit import commands
 from training.submit.ending import fetch
@@ -44,7 +45,6 @@ def compare(
     access: Access,
     *,
     overrides: Sequence[str] = (),
-    network_gbps: float | None = None,
     yes: bool = False,
     as_json: bool = False,
     limits: Limits | None = None,
@@ -56,6 +56,7 @@ def compare(
 
     def run() -> int:
         target = access.target()
+        network_gbps = hardware_of_stack(target).network_gbps if target.instance_type is not None else None
         folders: dict[str, str] = {}
         for leg, more in _legs(job_path, overrides, target).items():
             output.say(f"leg over {leg}", "bold")
