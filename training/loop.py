@@ -57,6 +57,7 @@ from training.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 STOP_FILE = "control/stop"
+RESULT_SUFFIX = ".result.json"
 STOP_POLL_SECONDS = 1.0
 PREEMPTION_POLL_SECONDS = 5.0
 
@@ -217,7 +218,7 @@ def new_attempt(storage: Storage, world: World) -> str:
     """An identifier for this attempt, agreed on by all ranks: its number and a few random digits, never used before."""
     shared: list[str] = [""]
     if world.rank == 0:
-        number = len(storage.list("attempts"))
+        number = sum(not name.endswith(RESULT_SUFFIX) for name in storage.list("attempts"))
         shared = [f"{number:03d}-{uuid.uuid4().hex[:6]}"]
     dist.broadcast_object_list(shared, src=0, group=world.control)
     return shared[0]
@@ -734,7 +735,7 @@ class _Trainer:
             checkpoint_blocked_seconds=self.checkpoint_seconds,
         )
         if self.world.rank == 0:
-            self.storage.write_text(f"attempts/{self.attempt}.result.json", json.dumps(result.__dict__))
+            self.storage.write_text(f"attempts/{self.attempt}{RESULT_SUFFIX}", json.dumps(result.__dict__))
         return result
 
     def _expected_bytes(self) -> dict[str, int]:

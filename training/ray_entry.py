@@ -159,12 +159,37 @@ def run(
 
     storage = open_storage(run_uri)
     launch = Launch(run_uri, uuid.uuid4().hex[:12], target)
+    if not job.run.resume:
+        clear(storage)
+        # From here on, a restarted worker group goes on from this launch's own checkpoints.
+        job = job.model_copy(update={"run": job.run.model_copy(update={"resume": True})})
     storage.delete("control/stop")
     storage.write_text("job.yaml", job.dump_yaml())
     started = time.time()
     error = _fit(job, launch, num_workers)
     outcome = _outcome(storage, launch, error)
     return conclude(job, storage, outcome, started=started, target=target)
+
+
+# What a run leaves in its folder; anything else there is the user's.
+RUN_FOLDERS = (
+    "attempts",
+    "checkpoints",
+    "control",
+    "export",
+    FAILURES,
+    "hangs",
+    "nccl",
+    "tensorboard",
+    "tokenizer",
+)
+RUN_FILES = ("metrics.jsonl", "report.html", "samples.json", "summary.json", "transport.json")
+
+
+def clear(storage: Storage) -> None:
+    """Removes what an earlier run left in the folder: the job file says `run.resume: false`."""
+    for name in (*RUN_FOLDERS, *RUN_FILES):
+        storage.delete(name)
 
 
 def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
