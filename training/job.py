@@ -267,7 +267,9 @@ class RunSpec(Section):
         description="folder or s3:// prefix; default: runs/NAME, on a stack STORAGE_URI/runs/NAME",
     )
     resume: bool = Field(
-        default=True, description="go on from the newest complete checkpoint of the run folder"
+        default=True,
+        description="go on from the newest complete checkpoint of the run folder; "
+        "false: what an earlier run left there is removed first",
     )
 
 
