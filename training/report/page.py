@@ -293,7 +293,8 @@ def _restarts(run: RunFiles) -> str:
     restarts = number(run.summary, "restarts")
     if restarts is None:
         restarts = float(len(run.metrics.restarts))
-    return _plural(restarts, "restart") if restarts else "no restart"
+    told = _plural(restarts, "restart") if restarts else "no restart"
+    return f"{told}, resumed an earlier run" if string(run.summary, "resumed_from") else told
 
 
 def _median(values: Floats) -> float | None:
