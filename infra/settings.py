@@ -164,6 +164,15 @@ def _aware(value: datetime) -> datetime:
     return value
 
 
+def _zero_or_least(least: float) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if 0 < value < least:
+            raise ValueError(f"0, or {least} at least")
+        return value
+
+    return check
+
+
 Network = Annotated[str, AfterValidator(_network)]
 Label = Annotated[str, AfterValidator(_dns_label)]
 Selector = Annotated[str, AfterValidator(_selector)]
@@ -252,7 +261,7 @@ class StackSettings(BaseModel):
         None, description="pinned release of the node image; empty: newest at creation"
     )
     node_repair: bool = Field(True, description="let EKS replace nodes that its agent finds broken")
-    gpu_hourly_usd: Annotated[float, Field(ge=0)] = Field(
+    gpu_hourly_usd: Annotated[float, Field(ge=0, le=10000)] = Field(
         0.0, description="what one GPU node really costs an hour (spot, block, discount); 0: the price table"
     )
 
@@ -265,7 +274,9 @@ class StackSettings(BaseModel):
         0, description="days after which whole run folders below runs/ expire; 0: never"
     )
     fsx: bool = Field(False, description="FSx for Lustre linked to the bucket, mounted at /fsx")
-    fsx_capacity_gib: Annotated[int, Field(ge=1200)] = Field(1200, description="1200 or a multiple of 2400")
+    fsx_capacity_gib: Annotated[int, Field(ge=1200, le=1_000_000)] = Field(
+        1200, description="1200 or a multiple of 2400"
+    )
     storage_uri: str | None = Field(None, description="target existing: where runs go, s3://bucket or a path")
     storage_endpoint_url: str | None = Field(None, description="target existing: S3-compatible endpoint")
     storage_secret: Label | None = Field(
@@ -299,22 +310,24 @@ class StackSettings(BaseModel):
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="Always costs a registry round trip per start"
     )
-    head_cpu: Annotated[float, Field(gt=0)] = Field(2.0, description="cores of the Ray head")
-    head_memory_gib: Annotated[float, Field(gt=0)] = Field(8.0, description="GiB of the Ray head")
-    worker_cpu: Annotated[float, Field(ge=0)] = Field(
+    head_cpu: Annotated[float, Field(ge=0.1, le=1024)] = Field(2.0, description="cores of the Ray head")
+    head_memory_gib: Annotated[float, Field(ge=0.5, le=65536)] = Field(8.0, description="GiB of the Ray head")
+    worker_cpu: Annotated[float, Field(ge=0, le=1024), AfterValidator(_zero_or_least(0.1))] = Field(
         0.0, description="cores of a Ray worker; 0: from the catalog"
     )
-    worker_memory_gib: Annotated[float, Field(ge=0)] = Field(
+    worker_memory_gib: Annotated[float, Field(ge=0, le=65536), AfterValidator(_zero_or_least(0.5))] = Field(
         0.0, description="GiB of a Ray worker; 0: from the catalog"
     )
-    head_scratch_gib: Annotated[int, Field(ge=1)] = Field(20, description="size of /tmp/ray of the head")
-    worker_scratch_gib: Annotated[int, Field(ge=0)] = Field(
+    head_scratch_gib: Annotated[int, Field(ge=1, le=65536)] = Field(
+        20, description="size of /tmp/ray of the head"
+    )
+    worker_scratch_gib: Annotated[int, Field(ge=0, le=65536)] = Field(
         0, description="size of /tmp/ray of a worker; 0: half of the disk"
     )
-    gpus_per_worker: Annotated[int, Field(ge=-1)] = Field(
+    gpus_per_worker: Annotated[int, Field(ge=-1, le=64)] = Field(
         -1, description="target existing: GPUs of a worker; -1: from the catalog"
     )
-    efa_per_worker: Annotated[int, Field(ge=-1)] = Field(
+    efa_per_worker: Annotated[int, Field(ge=-1, le=64)] = Field(
         -1, description="target existing: EFA interfaces of a worker; -1: from the catalog"
     )
     network_policies: bool = Field(True, description="default-deny network policies around the Ray pods")
@@ -328,7 +341,7 @@ class StackSettings(BaseModel):
     kuberay_crds: str | None = Field(None, description="folder with the CRDs; empty: those of this project")
 
     # Guardrails
-    budget_monthly_usd: Annotated[int, Field(ge=0)] = Field(
+    budget_monthly_usd: Annotated[int, Field(ge=0, le=100_000_000)] = Field(
         0, description="AWS Budgets limit a month; 0: no budget"
     )
     budget_emails: tuple[str, ...] = Field((), description="who hears of it at 80 % and 100 %")

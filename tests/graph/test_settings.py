@@ -87,6 +87,8 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("gpuInstanceTyp", {"gpuInstanceTyp": "g6.12xlarge"}, ["not a setting", "Did you mean gpuInstanceType?"]),
     ("zones", {"zones": "us-west-2a"}, ["a list such as"]),
     ("zones", {"zones": ""}, ["two different zones"]),
+    ("workerCpu", {"workerCpu": 0.01}, ["0, or 0.1 at least"]),
+    ("headCpu", {"headCpu": 1e300}, ["less than or equal to 1024"]),
 ]  # fmt: skip
 
 
