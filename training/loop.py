@@ -135,8 +135,8 @@ class _PendingStep:
     agreed: _Agreement
     lengths: list[int]
     batches: list[Batch]
-    loss: Tensor
-    grad_norm: Tensor
+    numbers: Tensor
+    """Loss and gradient norm, on their way to the host."""
     learning_rate: float
     seconds: Callable[[], dict[str, float]]
     eval_loss: float | None
@@ -402,6 +402,8 @@ class _Trainer:
         if skipped is None:
             self.optimizer.step(rate, grad_norm)
         self.optimizer.zero_grad()
+        # Sent now, read one step later: reading the device's tensors then would wait for all that is queued by then.
+        numbers = torch.stack((loss, grad_norm)).to("cpu", non_blocking=True)
         self.timer.end("optimizer")
 
         self.progress.step = step + 1
@@ -424,8 +426,7 @@ class _Trainer:
             agreed=agreed,
             lengths=[length for batch in batches for length in document_lengths(batch)],
             batches=batches,
-            loss=loss,
-            grad_norm=grad_norm,
+            numbers=numbers,
             learning_rate=rate,
             seconds=self.timer.take(),
             eval_loss=eval_loss,
@@ -555,14 +556,14 @@ class _Trainer:
 
     def _account(self, pending: _PendingStep) -> None:
         """Reads a step's numbers off the device and writes its line. On CUDA it is called one step late and never waits."""
-        loss, grad_norm = float(pending.loss), float(pending.grad_norm)
+        seconds = pending.seconds()  # waits for this step's end on the device, and not for what came after it
+        loss, grad_norm = pending.numbers.tolist()
         skipped = pending.skipped
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             skipped = self._non_finite(pending, loss, grad_norm)
         elif self.progress.first_loss is None:
             self.progress.first_loss = loss
         self.last_loss = loss
-        seconds = pending.seconds()
         duration = sum(seconds.values())
         training_seconds = duration - seconds["checkpoint"] - seconds["evaluation"]
         flops = self.world.size * flops_per_step(*self.shape, pending.lengths)
@@ -765,6 +766,7 @@ class _Trainer:
         dist.barrier(group=self.world.control)
 
     def close(self) -> None:
+        gc.unfreeze()
         self.watchdog.stop()
         if self.log is not None:
             self.log.close()

@@ -65,7 +65,12 @@ class ShardedAdamW:
             )
 
     def _step_large(
-        self, names: list[str], learning_rate: float, weight_decay: float, grad_scale: Tensor, found_inf: Tensor
+        self,
+        names: list[str],
+        learning_rate: float,
+        weight_decay: float,
+        grad_scale: Tensor,
+        found_inf: Tensor,
     ) -> list[str]:
         """Updates the large tensors by our own kernel; returns the names that are left."""
         from training.kernels import adamw_triton

@@ -39,9 +39,9 @@ def divide_by_one(self: FSDPModule, _: ReduceScatter) -> None:
 SWITCHES: dict[str, Callable[[], Callable[[], None]]] = {
     "loss kernel": replaced(loss, "_chunk", loss._plain_chunk),  # pyright: ignore[reportPrivateUsage]
     "weight gradient summed in the product": replaced(loss, "_add_product", plain_add),
-    "swiglu kernel": replaced(swiglu, "use", lambda _: False),
-    "fused qkv": replaced(qkv, "use", lambda _: False),
-    "adamw kernel": replaced(ShardedAdamW, "_step_large", lambda self, names, *_: names),
+    "swiglu kernel": replaced(swiglu, "use", lambda *_: False),
+    "fused qkv": replaced(qkv, "use", lambda *_: False),
+    "adamw kernel": replaced(ShardedAdamW, "_step_large", lambda _, names, *__: names),
     "pinned batches": replaced(loop, "to_device", lambda batch, device: batch.to(device)),
     "no copies on one rank": replaced(FSDPModule, "set_custom_reduce_scatter", divide_by_one),
 }

@@ -111,7 +111,7 @@ def world() -> World:
 
 
 class Ours:
-    """A trainer whose loop is run a few steps at a time. Times are the distances between optimizer steps on the device."""
+    """A trainer whose loop is run a few steps at a time, timed on the device from optimizer step to optimizer step."""
 
     def __init__(self, job: JobSpec, with_log: bool = True, world_: World | None = None) -> None:
         tiny_tokenizer()
@@ -119,8 +119,9 @@ class Ours:
         folder = Path(tempfile.mkdtemp(prefix="bench-run-"))
         self.folder = folder
         self.trainer = trainer = loop._Trainer(  # pyright: ignore[reportPrivateUsage]
-            job, open_storage(str(folder / "run")), folder / "work", loop.Hooks(), world_ or world(), "000-bench"
-        )
+            job, open_storage(str(folder / "run")), folder / "work", loop.Hooks(), world_ or world(), "000-bench",
+            loop.hardware_of(world_ or world()),
+        )  # fmt: skip
         (folder / "work").mkdir()
         trainer.source = loop.prepare_source(job, trainer.storage, trainer.world, trainer.work_dir)
         trainer.data = trainer._build_data(trainer.source)
@@ -155,6 +156,18 @@ class Ours:
         self.trainer.total_steps += count
         self.trainer._loop()
         return intervals(self.marks)
+
+    @staticmethod
+    def batches(job: JobSpec) -> Any:
+        """The loader of a job, from its beginning."""
+        return loop.build_data(
+            job.data, None, seed=job.seed, tokens_per_batch=job.batch.micro_batch_tokens, rank=0, world_size=1,
+            work_dir=WORK / "data", vocab_size=QWEN["vocab_size"],
+        ).train_loader  # fmt: skip
+
+    def losses(self) -> list[float]:
+        """Of every step so far."""
+        return [record["loss"] for record in self.trainer.log.records()] if self.trainer.log else []
 
     @property
     def loss(self) -> float | None:

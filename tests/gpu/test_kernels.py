@@ -141,3 +141,34 @@ def test_adamw_is_that_of_torch() -> None:
         )  # fmt: skip
     for found, wanted in zip(mine, theirs, strict=True):
         assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_float8_is_bf16_within_the_rounding_of_eight_bits() -> None:
+    from training.kernels import float8
+
+    def inputs() -> list[Tensor]:
+        torch.manual_seed(0)
+        shapes = ((512, 256), (640, 256), (640, 256), (256, 640))
+        return [torch.randn(s, device="cuda", dtype=torch.bfloat16).mul_(0.1).requires_grad_() for s in shapes]
+
+    x, gate, up, down = mine = inputs()
+    grad = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+    found = torch.compile(float8._MLP.apply)(x, gate, up, down)
+    found.backward(grad)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs()]
+    wanted = (F.silu(exact[0] @ exact[1].t()) * (exact[0] @ exact[2].t())) @ exact[3].t()
+    wanted.backward(grad.double())
+    assert relative(found, wanted) < 0.08
+    for tensor, reference in zip(mine, exact, strict=True):
+        assert relative(tensor.grad, reference.grad) < 0.1
+
+
+def test_float8_casts_fill_both_layouts() -> None:
+    from training.kernels.float8 import E4M3, float8_cast
+
+    x = torch.randn(1000, 208, device="cuda", dtype=torch.bfloat16)
+    scale = torch.tensor(3.0, device="cuda")
+    cast, turned = float8_cast(x, scale)
+    wanted = (x.float() * 3.0).to(E4M3)
+    assert torch.equal(cast.float(), wanted.float())
+    assert torch.equal(turned.float(), wanted.t().float())
