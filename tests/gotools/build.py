@@ -71,34 +71,34 @@ TOOLS: dict[str, Tool] = {
             "pulumi",
             "pulumi",
             "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
-            420,
+            260,
             (("github.com/pulumi/pulumi/sdk/v3/go/common/version.Version", f"v{PULUMI_VERSION}"),),
         ),
         Tool(
-            "kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 360, _KUBERNETES_VARIABLES
+            "kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 200, _KUBERNETES_VARIABLES
         ),
-        Tool("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", 30, _KUBERNETES_VARIABLES),
-        Tool("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", 75, _KUBERNETES_VARIABLES),
+        Tool("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", 20, _KUBERNETES_VARIABLES),
+        Tool("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", 50, _KUBERNETES_VARIABLES),
         Tool(
             "kube-controller-manager",
             "kubernetes",
             "k8s.io/kubernetes/cmd/kube-controller-manager",
-            45,
+            35,
             _KUBERNETES_VARIABLES,
         ),
         Tool(
             "kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 10, _KUBERNETES_VARIABLES
         ),
         Tool("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 15, _KUBERNETES_VARIABLES),
-        Tool("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator", 135),
-        Tool("etcd", "etcd", "go.etcd.io/etcd/server/v3", 35),
+        Tool("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator", 90),
+        Tool("etcd", "etcd", "go.etcd.io/etcd/server/v3", 25),
         Tool("ptp", "cni", f"{_CNI}/main/ptp", 5),
         Tool("loopback", "cni", f"{_CNI}/main/loopback", 2),
         Tool("host-local", "cni", f"{_CNI}/ipam/host-local", 2),
         Tool("portmap", "cni", f"{_CNI}/meta/portmap", 2),
         Tool("pause", "pause", "efa-finetune/tests/gotools/pause", 2),
-        Tool("coredns", "coredns", "github.com/coredns/coredns", 160),
-        Tool("kube-router", "kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router", 60),
+        Tool("coredns", "coredns", "github.com/coredns/coredns", 115),
+        Tool("kube-router", "kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router", 180),
         Tool(
             "pulumi-resource-kubernetes",
             "pulumi-kubernetes",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gotools.build import data_path, ensure, tool_path
+from tests.gotools.build import cache_folder, data_path, ensure, tool_path
 from tests.rig import images, machine
 from tests.rig.bytecode import compile_environment
 from tests.rig.cgroups import remove_cgroups
@@ -143,7 +143,7 @@ class Rig:
         self._end_supervisor()
         remove_cgroups(self.layout)
         for path in self.layout.state.iterdir():
-            if path.name not in {"lock", "log", "images.tar", "images.key", "bytecode.key"}:
+            if path.name not in {"lock", "log", "images.tar", "images.key"}:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def _check_network(self) -> None:
@@ -169,7 +169,7 @@ class Rig:
         (chart / "files").mkdir()
         shutil.copy(data_path("kuberay", "rbac") / "role.yaml", chart / "files")
         shutil.copytree(data_path("kuberay", "crds"), self.layout.state / "crds")
-        compile_environment(self.layout.state / "bytecode.key")
+        compile_environment(cache_folder() / "environment.compiled")
         key = images.cache_key()
         key_file = self.layout.state / "images.key"
         if not (self.layout.images.exists() and key_file.exists() and key_file.read_text() == key):
@@ -235,8 +235,11 @@ def _has_own_network(pid: int) -> bool:
 
 def _unplug(layout: Layout) -> None:
     # The kernel does it too, but up to half a minute after the last process of the network namespace.
-    if Path(f"/sys/class/net/{layout.link}").exists():
-        run("ip", "link", "delete", layout.link)
+    link = Path(f"/sys/class/net/{layout.link}")
+    if link.exists():
+        done = subprocess.run(["ip", "link", "delete", layout.link], capture_output=True, text=True)
+        if done.returncode != 0 and link.exists():
+            raise RigError(f"cannot delete the interface {layout.link}: {done.stderr.strip()}")
 
 
 def _owner_of(link: str) -> str:

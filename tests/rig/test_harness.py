@@ -109,9 +109,11 @@ def test_a_starter_that_is_killed_leaves_no_obstacle(spare: Rig) -> None:
         cwd=names.REPOSITORY,
         stderr=subprocess.DEVNULL,
     )
-    _until(lambda: bool(_pids(spare.layout, "etcd")))
-    starter.kill()
-    starter.wait()
+    try:
+        _until(lambda: bool(_pids(spare.layout, "etcd")), seconds=120)
+    finally:
+        starter.kill()
+        starter.wait()
     spare.up()
     assert len(spare.get("nodes")["items"]) == 3
 
@@ -148,7 +150,7 @@ def _pids(layout: Layout, word: str) -> list[int]:
 
 def _remains(layout: Layout, but: tuple[str, ...] = ()) -> list[str]:
     """All that a rig could leave behind on the machine."""
-    kept = {"lock", "log", "images.tar", "images.key", "bytecode.key"}
+    kept = {"lock", "log", "images.tar", "images.key"}
     remains = {
         "process": [str(pid) for pid in _pids(layout, "")],
         "mount": [
