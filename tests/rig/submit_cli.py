@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,14 +25,18 @@ TINY = {
     "model.architecture.num_heads": "2",
     "model.architecture.num_kv_heads": "1",
     "model.architecture.vocab_size": "384",
-    "data.max_length": "64",
-    "data.limit": "60",
-    "batch.tokens_per_gpu": "128",
+    "data.max_length": "256",
+    "data.limit": "400",
+    "batch.tokens_per_gpu": "8192",
     "schedule.warmup_steps": "2",
+    "data.validation.fraction": "0.2",
     "evaluation.prompts": "[]",
     "evaluation.every": "100000",
     "evaluation.max_batches": "1",
 }
+
+# 20 to 50 s of training (2026-12): long enough for something to happen in the middle.
+STEPS = 160
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,15 @@ class Finetune:
     stack: Deployment
     folder: Path
     outputs: Path
+    code: Path
+    """A copy of the product: the id of a submission must not change when the checkout is edited meanwhile."""
     calls: int = 0
 
-    def submit(self, name: str, *options: str, steps: int = 12, **overrides: str) -> Running:
+    def submit(self, name: str, *options: str, steps: int = STEPS, **overrides: str) -> Running:
         """`finetune submit` of the tiny job under a name of its own."""
         return self.start(
             "submit",
-            str(REPOSITORY / "training/jobs/demo.yaml"),
+            str(self.code / "training/jobs/demo.yaml"),
             "--yes",
             *options,
             *job(name, steps, overrides),
@@ -109,7 +116,7 @@ class Finetune:
                 stderr=file,
                 text=True,
                 cwd=self.folder,
-                env={**self.stack.environment(), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
+                env={**self.stack.environment(), "PYTHONPATH": str(self.code), "COLUMNS": "200"},
             )
         return Running(process, words)
 
@@ -117,9 +124,16 @@ class Finetune:
         return self.start(*arguments).result(seconds)
 
 
+def copy_of_the_product(folder: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in ("training", "infra"):
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
+    return folder
+
+
 def job(name: str, steps: int, overrides: Mapping[str, str]) -> list[str]:
     """The options that make the demo the tiny job; `__` in a keyword stands for a dot."""
-    fields = {**TINY, "name": name, "steps": str(steps), "checkpoint.every": "4"}
+    fields = {**TINY, "name": name, "steps": str(steps), "checkpoint.every": "8"}
     fields |= {key.replace("__", "."): value for key, value in overrides.items()}
     return [part for key, value in fields.items() for part in ("--set", f"{key}={value}")]
 
@@ -152,6 +166,14 @@ def names(stack: Deployment, run_uri: str) -> list[str]:
 def s3(stack: Deployment, call: str, run_uri: str, name: str) -> dict[str, Any]:
     key = f"{run_uri.removeprefix('s3://').partition('/')[2]}/{name}"
     return getattr(client(stack), call)(Bucket=bucket(run_uri), Key=key)
+
+
+def delete_runs(stack: Deployment) -> None:
+    """Empties runs/ in the rig's store: a job would go on from the checkpoints of an earlier session."""
+    store, name = client(stack), bucket(stack.rig.storage_uri)
+    for page in store.get_paginator("list_objects_v2").paginate(Bucket=name, Prefix="runs/"):
+        for item in page.get("Contents", []):
+            store.delete_object(Bucket=name, Key=item["Key"])
 
 
 def bucket(uri: str) -> str:

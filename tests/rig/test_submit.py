@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -12,7 +13,17 @@ import yaml
 
 from infra.outputs import StackOutputs
 from tests.rig.deployment import Deployment
-from tests.rig.submit_cli import Finetune, Result, metrics, names, read_text, wait_until
+from tests.rig.submit_cli import (
+    STEPS,
+    Finetune,
+    Result,
+    copy_of_the_product,
+    delete_runs,
+    metrics,
+    names,
+    read_text,
+    wait_until,
+)
 from tests.rig.submit_proxy import DroppingProxy
 
 LONG = (
@@ -20,13 +31,25 @@ LONG = (
 )
 
 
+@pytest.fixture(scope="module")
+def submit_stack(_deployment: Deployment) -> Deployment:
+    """The stack with EFA interfaces, as far as Kubernetes can tell; deployed once for all tests of this file."""
+    _deployment.settings = {**_deployment.original, "efaPerWorker": "1"}
+    _deployment.ensure_up()
+    delete_runs(_deployment)
+    return _deployment
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of_the_product(tmp_path_factory.mktemp("code"))
+
+
 @pytest.fixture
-def finetune(stack: Deployment, tmp_path: Path) -> Iterator[Finetune]:
-    """The command line on a stack that has EFA interfaces as far as Kubernetes can tell, and no job."""
-    stack.settings["efaPerWorker"] = "1"
-    stack.ensure_up()
-    wait_until("head and both workers are ready", lambda: ready_pods(stack) == 3)
-    tool = Finetune(stack, tmp_path, stack.outputs_file)
+def finetune(submit_stack: Deployment, code: Path, tmp_path: Path) -> Iterator[Finetune]:
+    """The command line on a stack that is ready and runs no job."""
+    wait_until("head and both workers are ready", lambda: ready_pods(submit_stack) == 3, 300)
+    tool = Finetune(submit_stack, tmp_path, submit_stack.outputs_file, code)
     yield tool
     for job in tool.run("list").document["jobs"]:
         if job["status"] in ("pending", "running"):
@@ -66,7 +89,7 @@ def final_loss(result: Result) -> float:
 def test_a_job_over_two_nodes(finetune: Finetune, undisturbed: dict[str, Result]) -> None:
     stack = finetune.stack
     scratch = "/tmp/scratch-of-the-job"
-    result = finetune.submit("undisturbed", steps=24, runtime_env__env__FINETUNE_SCRATCH=scratch).result()
+    result = finetune.submit("undisturbed", runtime_env__env__FINETUNE_SCRATCH=scratch).result()
     assert result.status == 0, result.words
     undisturbed["result"] = result
     summary, run_uri = result.document, result.document["run"]
@@ -79,7 +102,7 @@ def test_a_job_over_two_nodes(finetune: Finetune, undisturbed: dict[str, Result]
     assert run_uri == f"{stack.rig.storage_uri}/runs/undisturbed"
     found = names(stack, run_uri)
     assert {"job.yaml", "metrics.jsonl", "summary.json", "transport.json", "report.html"} <= set(found)
-    assert any(name.startswith("checkpoints/step-00000024.") and name.endswith("/COMPLETE") for name in found)
+    assert any(name.startswith("checkpoints/step-00000160.") and name.endswith("/COMPLETE") for name in found)
     ranks = json.loads(
         read_text(stack, run_uri, next(name for name in found if name.endswith("/ranks.json")))
     )
@@ -93,13 +116,13 @@ def test_a_job_over_two_nodes(finetune: Finetune, undisturbed: dict[str, Result]
     assert secret not in result.words + json.dumps(summary) + read_text(stack, run_uri, "job.yaml")
 
     # The same submit again is the same job.
-    again = finetune.submit("undisturbed", steps=24, runtime_env__env__FINETUNE_SCRATCH=scratch).result()
+    again = finetune.submit("undisturbed", runtime_env__env__FINETUNE_SCRATCH=scratch).result()
     assert (again.status, again.document["submission_id"]) == (0, summary["submission_id"])
     assert [job["name"] for job in finetune.run("list").document["jobs"]].count("undisturbed") == 1
 
     # What one rank said, found by its address and process.
     status = finetune.run("status", "undisturbed")
-    assert (status.status, status.document["steps"]) == (0, 24)
+    assert (status.status, status.document["steps"]) == (0, STEPS)
     lines = finetune.run("logs", "undisturbed", "--rank", "1").document["lines"]
     assert len(lines) < len(finetune.run("logs", "undisturbed").document["lines"])
 
@@ -117,22 +140,23 @@ def test_efa_that_is_required_and_not_there_is_no_success(finetune: Finetune) ->
 def test_a_deleted_worker_comes_back_and_training_goes_on_to_the_same_loss(
     finetune: Finetune, undisturbed: dict[str, Result]
 ) -> None:
-    running = finetune.submit("disturbed", steps=24, schedule__warmup_steps="2", **slow())
-    running.wait_for(r"checkpoint step-0000000[48]\.")
+    running = finetune.submit("disturbed")
+    running.wait_for(r"checkpoint step-00000\d+\.")
     delete_pod(finetune.stack, workers(finetune.stack)[0])
     result = running.result()
     assert result.status == 0, result.words
     assert result.document["restarts"] == 1
     steps = [line["step"] for line in metrics(finetune.stack, result.document["run"])]
-    assert sorted(set(steps)) == list(range(25)) or sorted(set(steps)) == list(range(1, 25))
+    assert steps == sorted(set(steps)), "each step stands once"
+    assert steps[-1] == STEPS
     assert final_loss(result) == pytest.approx(final_loss(undisturbed["result"]), rel=1e-6)
 
 
 @pytest.mark.timeout(900)
 def test_a_deleted_head_is_15_and_the_same_submit_resumes(finetune: Finetune) -> None:
     stack = finetune.stack
-    running = finetune.submit("headless", steps=40, **slow())
-    running.wait_for(r"checkpoint step-0000000[48]\.")
+    running = finetune.submit("headless")
+    running.wait_for(r"checkpoint step-00000\d+\.")
     delete_pod(stack, stack.head_pod())
     lost = running.result()
     assert lost.status == 15, lost.words
@@ -141,15 +165,15 @@ def test_a_deleted_head_is_15_and_the_same_submit_resumes(finetune: Finetune) ->
     status = finetune.run("status", "headless")
     assert status.status == 15
     assert "newest complete checkpoint step-" in status.document["reason"]
-    resumed = finetune.submit("headless", steps=40, **slow()).result()
+    resumed = finetune.submit("headless").result()
     assert resumed.status == 0, resumed.words
     assert resumed.document["resumed_from"].startswith("step-")
-    assert resumed.document["steps"] == 40
+    assert resumed.document["steps"] == STEPS
 
 
 @pytest.mark.timeout(900)
 def test_a_killed_submitter_and_a_cut_stream_change_nothing(finetune: Finetune, tmp_path: Path) -> None:
-    running = finetune.submit("orphan", steps=40, **slow())
+    running = finetune.submit("orphan")
     running.wait_for(r"attempt 000-")
     running.kill()
     seen = finetune.run("status", "orphan")
@@ -158,9 +182,9 @@ def test_a_killed_submitter_and_a_cut_stream_change_nothing(finetune: Finetune, 
 
     proxy, outputs = behind_proxy(finetune.stack.outputs(), tmp_path)
     try:
-        through = Finetune(finetune.stack, tmp_path / "through", outputs)
+        through = replace(finetune, folder=tmp_path / "through", outputs=outputs)
         through.folder.mkdir()
-        followed = through.submit("orphan", steps=40, **slow()).result()
+        followed = through.submit("orphan").result()
         assert followed.status == 0, followed.words
         assert followed.document["submission_id"] == seen.document["submission_id"]
         log = through.run("logs", "orphan").document["lines"]
@@ -257,11 +281,6 @@ def test_a_cordoned_node_is_12_with_pod_event_and_advice(finetune: Finetune) -> 
     assert "FailedScheduling" in reason or "not scheduled" in reason
     assert f"kubectl uncordon {node}" in reason
     wait_until("head and both workers are ready", lambda: ready_pods(stack) == 3, 300)
-
-
-def slow() -> dict[str, str]:
-    """Steps long enough for something to happen between two of them."""
-    return {}
 
 
 def behind_proxy(outputs: StackOutputs, folder: Path) -> tuple[DroppingProxy, Path]:

@@ -73,8 +73,7 @@ class Bundle:
 
 
 def build_bundle(job: JobSpec, target_facts: Mapping[str, Any], folder: Path) -> Bundle:
-    """The bundle of a job: the `training` package, job.yaml, target.json, and the job's local files under
-    `folder`.
+    """The bundle of a job: the `training` package, job.yaml, target.json, and the job's local files under `folder`.
 
     Relative paths of the job file (data, chat template, model, tokenizer) that exist under `folder` go along
     under the same name; absolute ones are taken as paths of the cluster. Raises UsageError for a secret or
@@ -91,11 +90,9 @@ def build_bundle(job: JobSpec, target_facts: Mapping[str, Any], folder: Path) ->
     if size > MAX_BYTES:
         largest = max(files, key=lambda name: len(files[name]))
         raise UsageError(
-            f"The bundle would have {size / 2**20:.0f} MiB, {MAX_BYTES / 2**20:.0f} are allowed; the "
-            f"largest file is {largest} "
-            f"({len(files[largest]) / 2**20:.0f} MiB). Copy data and models to the storage of the stack "
-            "(`aws s3 cp`) and name "
-            "them by s3://... in the job file."
+            f"The bundle would have {size / 2**20:.0f} MiB, {MAX_BYTES / 2**20:.0f} are allowed; the largest file is "
+            f"{largest} ({len(files[largest]) / 2**20:.0f} MiB). Copy data and models to the storage of the stack "
+            "(`aws s3 cp`) and name them by s3://... in the job file."
         )
     return Bundle(files)
 
@@ -150,10 +147,9 @@ def _local_files(reference: str, key: str, folder: Path) -> Iterator[tuple[str, 
             yield inner.relative_to(folder).as_posix(), _bounded(inner, key)
     else:
         raise UsageError(
-            f"{key} {reference}: no such file or folder in {folder}. A relative path is one of this machine "
-            "and goes along with "
-            "the job; a path of the cluster is absolute; a data set or model of the hub is owner/name; S3 "
-            "is s3://bucket/prefix."
+            f"{key} {reference}: no such file or folder in {folder}. A relative path is one of this machine and goes "
+            "along with the job; a path of the cluster is absolute; a data set or model of the hub is owner/name; "
+            "S3 is s3://bucket/prefix."
         )
 
 
@@ -161,9 +157,8 @@ def _bounded(path: Path, key: str) -> bytes:
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise UsageError(
-            f"{key}: {path} has {size / 2**20:.0f} MiB; files up to {MAX_BYTES / 2**20:.0f} MiB go along "
-            "with a job. Copy it to "
-            "the storage of the stack (`aws s3 cp`) and name it by s3://... in the job file."
+            f"{key}: {path} has {size / 2**20:.0f} MiB; files up to {MAX_BYTES / 2**20:.0f} MiB go along with a job. "
+            "Copy it to the storage of the stack (`aws s3 cp`) and name it by s3://... in the job file."
         )
     return path.read_bytes()
 
@@ -172,9 +167,8 @@ def _refuse_secret_variables(env: Mapping[str, str]) -> None:
     named = [name for name in env if _SECRET_VARIABLE.search(name)]
     if named:
         raise UsageError(
-            f"runtime_env.env.{named[0]}: looks like a secret, and a job file is copied to the run folder "
-            "and shown by Ray. "
-            "Put it into a Kubernetes Secret that the RayCluster takes its environment from "
+            f"runtime_env.env.{named[0]}: looks like a secret, and a job file is copied to the run folder and shown "
+            "by Ray. Put it into a Kubernetes Secret that the RayCluster takes its environment from "
             "(docs/submission.md)."
         )
 
@@ -185,7 +179,6 @@ def _refuse_secrets(files: Mapping[str, bytes]) -> None:
         if match is not None:
             line = files[name].count(b"\n", 0, match.start()) + 1
             raise UsageError(
-                f"{name}:{line}: holds what looks like a secret ({match[0][:4].decode()}...). Nothing was "
-                "sent. Take it out: "
-                "the hub token reaches a job only from a Kubernetes Secret (docs/submission.md)."
+                f"{name}:{line}: holds what looks like a secret ({match[0][:4].decode()}...). Nothing was sent. Take "
+                "it out: the hub token reaches a job only from a Kubernetes Secret (docs/submission.md)."
             )

@@ -43,16 +43,13 @@ def check_resources(plan: Plan, state: ClusterState) -> None:
         ):
             if found != promised:
                 raise UsageError(
-                    f"Worker pod {pod.name} has {found} {what}, the stack's outputs say {promised}: the "
-                    "stack was changed since "
-                    "they were read. Run `pulumi up` and give the outputs again."
+                    f"Worker pod {pod.name} has {found} {what}, the stack's outputs say {promised}: the stack was "
+                    "changed since they were read. Run `pulumi up` and give the outputs again."
                 )
 
 
 def check_free(client: JobClient, submission_id: str, seconds: float, wait: Callable[[RayJob], None]) -> None:
-    """No other job holds the GPUs. `wait` is called while one does; raises DeadlinePassed after it raised the
-    patience.
-    """
+    """No other job holds the GPUs. Calls `wait` while one does, for `seconds` at most; then raises DeadlinePassed."""
     started = time.monotonic()
     while True:
         others = [job for job in client.jobs() if not job.ended and job.submission_id != submission_id]
@@ -61,18 +58,16 @@ def check_free(client: JobClient, submission_id: str, seconds: float, wait: Call
         if time.monotonic() - started > seconds:
             name = others[0].submission_id
             raise DeadlinePassed(
-                f"Job {name} runs on this RayCluster and holds its GPUs; it did not end within "
-                f"{seconds:.0f} s. "
-                f"Wait for it (`finetune logs {name} --follow`), stop it (`finetune stop {name}`), or allow "
-                "more time with --wait."
+                f"Job {name} runs on this RayCluster and holds its GPUs; it did not end within {seconds:.0f} s. Wait "
+                f"for it (`finetune logs {name} --follow`), stop it (`finetune stop {name}`), or allow more time "
+                "with --wait."
             )
         wait(others[0])
         time.sleep(5.0)
 
 
 def check_pods(client: JobClient, plan: Plan, bundle: Bundle, state: ClusterState) -> dict[str, str]:
-    """Versions are equal, storage is writable, model and data are readable, on every worker. Returns the
-    versions.
+    """Versions are equal, storage is writable, model and data are readable, on every worker. Returns the versions.
 
     Raises UsageError with every problem, each once with the pods that have it.
     """
@@ -80,10 +75,9 @@ def check_pods(client: JobClient, plan: Plan, bundle: Bundle, state: ClusterStat
     assert head is not None, "readiness comes first"
     with ThreadPoolExecutor(PARALLEL_PROBES) as pool:
         first = pool.submit(_probe, client, bundle, head, ["versions"])
-        others = [
-            pool.submit(_probe, client, bundle, pod, ["check", JOB_FILE, plan.run_uri])
-            for pod in state.workers
-        ]
+        # A cluster that scales from zero has no worker yet; its head has the same image, role and storage.
+        pods = state.workers or (head,)
+        others = [pool.submit(_probe, client, bundle, pod, ["check", JOB_FILE, plan.run_uri]) for pod in pods]
         facts = [first.result(), *(other.result() for other in others)]
     problems = [*version_problems(facts, plan.target.ray_version), *_grouped(facts)]
     if problems:
@@ -163,8 +157,7 @@ def ask_inside(
             where = "the head" if pod is None else pod.name
             raise UsageError(
                 f"`training.submit.inside {' '.join(arguments)}` failed on {where} with exit status "
-                f"{result.status}:\n"
-                f"{result.stderr.strip()[-3000:]}"
+                f"{result.status}:\n{result.stderr.strip()[-3000:]}"
             )
         try:
             return cast("dict[str, Any]", json.loads(result.stdout))

@@ -69,9 +69,7 @@ class ClusterState:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The RayCluster of a stack. Calls are repeated while the cluster cannot be reached, up to
-    `contact_seconds`.
-    """
+    """The RayCluster of a stack. Calls are repeated while the cluster cannot be reached, up to `contact_seconds`."""
 
     kubectl: Kubectl
     target: StackOutputs
@@ -85,9 +83,7 @@ class Cluster:
     def on_head(
         self, command: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60.0
     ) -> ExecResult:
-        """Runs a command, which may run twice, on the head; each try looks for the head again. Raises
-        ContactLost.
-        """
+        """Runs a command, which may run twice, on the head; each try looks for the head again. Raises ContactLost."""
         return self.retry(lambda: self._on_head(command, stdin, timeout))
 
     def on_pod(
@@ -133,8 +129,8 @@ class Cluster:
         except MissingError:
             raise UsageError(
                 f"There is no RayCluster {name} in namespace {self.target.namespace} of cluster "
-                f"{self.target.cluster_name}. "
-                "Run `pulumi up` for the stack; if it expired, `pulumi up` brings its GPU nodes back."
+                f"{self.target.cluster_name}. Run `pulumi up` for the stack; if it expired, `pulumi up` brings its "
+                "GPU nodes back."
             ) from None
         return cluster_state(cluster, self._pods())
 
@@ -198,9 +194,7 @@ def _problems(status: Json, conditions: Mapping[str, Json]) -> Iterable[str]:
         state = container.get("state", {})
         waiting = state.get("waiting")
         if waiting and waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
-            yield f"container {container['name']}: {waiting['reason']}: {waiting.get('message', '')}".rstrip(
-                ": "
-            )
+            yield f"container {container['name']}: {waiting['reason']} {waiting.get('message', '')}".rstrip()
         ended = state.get("terminated") or container.get("lastState", {}).get("terminated") or {}
         if ended.get("exitCode"):
             reason = ended.get("reason", "no reason")

@@ -57,9 +57,7 @@ def submit(
 
 
 def status(access: Access, name: str | None = None, *, as_json: bool = False) -> int:
-    """One look at a job (the newest where no name is given). 130 while it goes on, else the status of its
-    end.
-    """
+    """One look at a job (the newest where no name is given). 130 while it goes on, else the status of its end."""
     output = Output(as_json)
 
     def run() -> int:
@@ -89,8 +87,7 @@ def logs(
 ) -> int:
     """The log of a job: all of it, what one rank said, or the first failure alone.
 
-    With `follow` it goes on to the end of the job and returns the job's exit status; Ctrl-C leaves the job
-    running.
+    With `follow` it goes on to the job's end and returns the job's exit status; Ctrl-C leaves the job running.
     """
     output = Output(as_json)
 

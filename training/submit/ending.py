@@ -62,8 +62,7 @@ def read_log(client: JobClient, submission_id: str) -> tuple[LogParser, list[Lin
 
 
 def stop_and_wait(client: JobClient, job: RayJob, output: Output, *, grace: float) -> RayJob:
-    """Asks the training loop for a last checkpoint and its end; after `grace` seconds has Ray kill the
-    driver.
+    """Asks the training loop for a last checkpoint and its end; after `grace` seconds has Ray kill the driver.
 
     Raises DeadlinePassed when even that does not end it, ContactLost.
     """

@@ -155,17 +155,14 @@ def resources_never_came(cluster: Cluster, seconds: float) -> ResourcesNeverCame
 
 def head_was_replaced(submission_id: str, come_back: str) -> ContactLost:
     return ContactLost(
-        f"Ray no longer knows the job {submission_id}: the head pod was replaced, and the job ended with "
-        "it. Its checkpoints are "
-        "in the run folder: the same `finetune submit` again goes on from the newest complete one. State: "
-        f"{come_back}"
+        f"Ray no longer knows the job {submission_id}: the head pod was replaced, and the job ended with it. Its "
+        "checkpoints are in the run folder: the same `finetune submit` again goes on from the newest complete one. "
+        f"State: {come_back}"
     )
 
 
 class TerminalView:
-    """Progress bar on a terminal, one line every 10 s elsewhere; events always; other lines of the log on
-    request.
-    """
+    """Progress bar on a terminal, one line every 10 s elsewhere; events always; other lines of the log on request."""
 
     def __init__(
         self, console: Console, show_log: bool = False, clock: Callable[[], float] = time.monotonic

@@ -67,9 +67,8 @@ def _storage_problems(run_uri: str) -> Iterator[str]:
             storage.delete(name)
     except Exception as error:
         yield (
-            f"storage {run_uri} is not writable from this pod: {_words(error)}. See the service account's "
-            "role, the bucket "
-            "and the network policies of the stack."
+            f"storage {run_uri} is not writable from this pod: {_words(error)}. See the service account's role, the "
+            "bucket and the network policies of the stack."
         )
 
 
@@ -139,9 +138,8 @@ def _path_problems(key: str, source: str) -> Iterator[str]:
                 file.read(1)
     except OSError as error:
         yield (
-            f"{key} {source} cannot be read from this pod: {error.strerror}. An absolute path has to be on "
-            "a volume that every "
-            "pod mounts; a relative one goes along with the job; or use s3://bucket/prefix."
+            f"{key} {source} cannot be read from this pod: {error.strerror}. An absolute path has to be on a volume "
+            "that every pod mounts; a relative one goes along with the job; or use s3://bucket/prefix."
         )
 
 
@@ -162,9 +160,7 @@ def fetch(run_uri: str, names: list[str]) -> dict[str, str | None]:
 
 
 def steps(run_uri: str) -> dict[str, Any]:
-    """`checkpoints`: names of the complete ones, oldest first; `last`: the last line of metrics.jsonl, or
-    null.
-    """
+    """`checkpoints`: names of the complete ones, oldest first; `last`: the last line of metrics.jsonl, or null."""
     storage = open_storage(run_uri)
     names = storage.list("checkpoints")
     complete = sorted(

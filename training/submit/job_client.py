@@ -93,9 +93,7 @@ class JobClient:
         runtime_env: Mapping[str, Any],
         metadata: Mapping[str, str],
     ) -> None:
-        """Queues the job once, however often the call has to be repeated. Raises UsageError when Ray refuses
-        it.
-        """
+        """Queues the job once, however often the call has to be repeated. Raises UsageError when Ray refuses it."""
         folder = self.push(bundle)
         command = [
             "ray", "job", "submit", "--address", f"http://127.0.0.1:{DASHBOARD_PORT}", "--no-wait",
@@ -196,8 +194,7 @@ class JobClient:
             ) from None
         if answer.get("code") in (401, 403):
             raise UsageError(
-                f"{answer['error']}: the head's container has no valid Ray token (RAY_AUTH_TOKEN); see "
-                "authOptions"
+                f"{answer['error']}: the head's container has no valid Ray token (RAY_AUTH_TOKEN); see authOptions"
             )
         if "error" in answer:
             raise UnreachableError(answer["error"])

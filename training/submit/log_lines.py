@@ -20,8 +20,7 @@ MAX_TRACEBACK_LINES = 80
 
 # What ranks say when another rank went away: the consequence of a failure, not its cause.
 _CONSEQUENCE = re.compile(
-    r"Connection reset|Connection closed|Connection refused|Broken pipe|NCCL "
-    r"error|ncclRemoteError|ncclSystemError"
+    r"Connection reset|Connection closed|Connection refused|Broken pipe|NCCL error|ncclRemoteError|ncclSystemError"
     r"|DistBackendError|DistNetworkError|gloo|ProcessGroup|ActorDiedError|ActorUnavailableError|WorkerGroupError"
     r"|ControllerError|TrainingFailedError|watchdog",
     re.IGNORECASE,

@@ -108,10 +108,9 @@ def _setup_words(message: str) -> str:
     own = [line.strip() for line in text.splitlines() if re.match(r"\s*(ERROR|error):", line)]
     detail = "\n  ".join(dict.fromkeys(own)) or text.strip()[-1500:]
     return (
-        f"the runtime environment cannot be set up on the cluster, so no training code ran:\n  {detail}\n"
-        "See runtime_env in the job file: pin versions that exist for the image's Python, and see that the "
-        "pods "
-        "reach the package index."
+        f"the runtime environment cannot be set up on the cluster, so no training code ran:\n  {detail}\nSee "
+        "runtime_env in the job file: pin versions that exist for the image's Python, and see that the pods reach "
+        "the package index."
     )
 
 

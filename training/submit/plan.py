@@ -92,9 +92,8 @@ def make_plan(job: JobSpec, target: StackOutputs, run_uri: str) -> Plan:
     require = job.transport.require or target.required_transport
     if require == "efa" and target.num_workers > 1 and target.efa_per_worker == 0:
         raise UsageError(
-            f"The job requires EFA, and the workers of stack {target.stack} have no EFA interface "
-            "(efa_per_worker 0). "
-            "Use a stack with EFA, or accept another transport: --require-transport any."
+            f"The job requires EFA, and the workers of stack {target.stack} have no EFA interface (efa_per_worker "
+            "0). Use a stack with EFA, or accept another transport: --require-transport any."
         )
     return Plan(job, target, run_uri, ranks, require, predict_on(job, target))
 
@@ -106,9 +105,8 @@ def num_ranks(job: JobSpec, target: StackOutputs) -> int:
     if wanted > available or available == 0:
         unit = "GPUs" if target.gpus_per_worker else "workers"
         raise UsageError(
-            f"parallel.num_workers {wanted}: stack {target.stack} has {available} {unit} "
-            f"({target.num_workers} workers x {target.gpus_per_worker}). Lower it, or raise the stack's "
-            "number of nodes."
+            f"parallel.num_workers {wanted}: stack {target.stack} has {available} {unit} ({target.num_workers} "
+            f"workers x {target.gpus_per_worker}). Lower it, or raise the stack's number of nodes."
         )
     return wanted
 

@@ -64,9 +64,7 @@ class Output:
 
 
 def guarded(output: Output, run: Callable[[], int]) -> int:
-    """Runs a command; an error for people becomes words, a JSON object where asked for, and its exit
-    status.
-    """
+    """Runs a command; an error for people becomes words, a JSON object where asked for, and its exit status."""
     try:
         return run()
     except FinetuneError as error:

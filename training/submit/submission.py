@@ -13,6 +13,7 @@ from infra.outputs import StackOutputs
 from training.errors import DeadlinePassed, ExitStatus, UsageError
 from training.hardware import hardware_of_stack
 from training.job import JobSpec, load_job
+from training.planning import Prediction
 from training.submit.bundle import JOB_FILE, TARGET_FILE, Bundle, build_bundle
 from training.submit.checks import check_free, check_pods, check_resources, local_differences
 from training.submit.cluster import ClusterState
@@ -154,9 +155,8 @@ class Submission:
     def _detached(self, name: str, plan: Plan, status: ExitStatus) -> int:
         flags = self.access.flags()
         self.output.say(
-            f"{name} goes on without this terminal. Come back with:\n  finetune logs {name} --follow "
-            f"{flags}\n"
-            f"  finetune status {name} {flags}\n  finetune stop {name} {flags}"
+            f"{name} goes on without this terminal. Come back with:\n  finetune logs {name} --follow {flags}\n  "
+            f"finetune status {name} {flags}\n  finetune stop {name} {flags}"
         )
         self.output.emit(
             {
@@ -172,9 +172,7 @@ class Submission:
 
 
 def with_run_folder(job: JobSpec, target: StackOutputs) -> tuple[JobSpec, str]:
-    """The job with its run folder on the stack's storage, and that folder. Raises UsageError for a relative
-    one.
-    """
+    """The job with its run folder on the stack's storage, and that folder. Raises UsageError for a relative one."""
     default = f"{target.storage_uri.rstrip('/')}/runs/{job.name}"
     path = job.run.path or default
     if "://" not in path and not path.startswith("/"):
@@ -198,6 +196,7 @@ def target_facts(plan: Plan) -> dict[str, Any]:
         "gpudirect": target.gpudirect,
         "required_transport": plan.require,
         "hourly_usd": target.hourly_usd,
+        "prediction": plan.prediction.document() if isinstance(plan.prediction, Prediction) else None,
     }
 
 

@@ -29,8 +29,8 @@ def load_target(stack: str | None = None, outputs: Path | None = None) -> StackO
     if (stack is None) == (outputs is None):
         found = "neither" if stack is None else "both"
         raise UsageError(
-            f"Give exactly one of --stack NAME and --outputs FILE (found {found}): they say which cluster "
-            "runs the job."
+            f"Give exactly one of --stack NAME and --outputs FILE (found {found}): they say which cluster runs the "
+            "job."
         )
     if outputs is not None:
         try:
@@ -58,8 +58,8 @@ def parse_outputs(text: str, origin: str) -> StackOutputs:
     version = cast("dict[str, Any]", document).get("schema_version", "none")
     if version != SCHEMA_VERSION:
         raise UsageError(
-            f"{origin}: outputs of schema version {version}, this finetune reads {SCHEMA_VERSION}. "
-            "Use the finetune of the checkout that deployed the stack, or run `pulumi up` with this one."
+            f"{origin}: outputs of schema version {version}, this finetune reads {SCHEMA_VERSION}. Use the finetune "
+            "of the checkout that deployed the stack, or run `pulumi up` with this one."
         )
     try:
         return StackOutputs.model_validate(document)
@@ -93,9 +93,7 @@ def _pulumi_output(stack: str) -> str:
 
 @contextmanager
 def connect(target: StackOutputs) -> Generator[Kubectl]:
-    """kubectl for the target. A kubeconfig with the exec command stands in a private file as long as it is
-    used.
-    """
+    """kubectl for the target. A kubeconfig with the exec command stands in a private file as long as it is used."""
     binary = find_kubectl()
     written = target.kube.kubeconfig(target.cluster_name)
     if written is None:

@@ -93,7 +93,7 @@ def test_without_the_right_to_read_nodes_the_diagnosis_still_comes(fake: FakeClu
             {"containerStatuses": [
                 {"name": "ray", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}}
             ]},
-            ["container ray: ImagePullBackOff: Back-off", "The image cannot be pulled"],
+            ["container ray: ImagePullBackOff Back-off", "The image cannot be pulled"],
         ),
         (
             {"initContainerStatuses": [{"name": "wait-gcs-ready", "state": {"running": {}}}]},
