@@ -255,6 +255,10 @@ def describe(event: Mapping[str, Any]) -> str | None:
             return f"checkpoint {event.get('name')}: {size} in {seconds}"
         case "warning":
             return f"warning: {event.get('text')}"
+        case "stopping":
+            return "stopping after this step and a checkpoint; Ctrl-C again ends at once"
+        case "loss_spike":
+            return f"loss spike ({event.get('policy')}): {event.get('what')}"
         case "non_finite":
             return f"not finite: {event.get('what')}"
         case "hang":

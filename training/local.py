@@ -12,11 +12,15 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from training.errors import UsageError
+from training.errors import FinetuneError, JobStopped, UsageError
 from training.job import JobSpec
 from training.storage import open_storage
 
 CPU_WORKERS = 2
+
+
+class LocalRayFailed(FinetuneError):
+    """Ray does not start on this machine."""
 
 
 def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -30,7 +34,7 @@ def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[
     if storage.local_path is not None:
         run_uri = str(storage.local_path.resolve())
         _check_writable(storage.local_path)
-    with _ray(job) as ray_module, _stop_on_interrupt(run_uri), _events(job, on_event):
+    with _ray(job) as ray_module, _stop_on_interrupt(run_uri, on_event), _events(job, on_event):
         from training.ray_entry import run
 
         return run(job, run_uri, num_workers=_num_workers(job, ray_module))
@@ -64,21 +68,40 @@ def _ray(job: JobSpec) -> Generator[Any]:
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, _asked_workers(job) + 1),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={
-            "env_vars": dict(job.runtime_env.env),
-            **({"pip": list(job.runtime_env.pip)} if job.runtime_env.pip else {}),
-        },
-    )
+    try:
+        _start_ray(ray, job)
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise JobStopped("stopped while Ray was starting: nothing has run") from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _start_ray(ray_module: Any, job: JobSpec) -> None:
+    """Starts Ray; a busy machine may need a second try, since Ray gives its own processes 30 s, not to be changed."""
+    runtime_env: dict[str, Any] = {"env_vars": dict(job.runtime_env.env)}
+    if job.runtime_env.pip:
+        runtime_env["pip"] = list(job.runtime_env.pip)
+    for attempt in (1, 2):
+        try:
+            ray_module.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, _asked_workers(job) + 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=runtime_env,
+            )
+            return
+        except Exception as error:  # Ray raises plain Exception and RuntimeError for a start that fails
+            ray_module.shutdown()
+            if attempt == 2:
+                raise LocalRayFailed(
+                    f"a local Ray could not be started ({str(error).splitlines()[0]}). It needs a few seconds of both "
+                    "cores and 2 GiB of memory: end what else is running and try again"
+                ) from error
 
 
 def _asked_workers(job: JobSpec) -> int:
@@ -98,12 +121,13 @@ def _num_workers(job: JobSpec, ray_module: Any) -> int:
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(run_uri: str) -> Generator[None]:
+def _stop_on_interrupt(run_uri: str, on_event: Callable[[dict[str, Any]], None]) -> Generator[None]:
     from training.loop import STOP_FILE
 
     def ask(_signal: int, _frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         open_storage(run_uri).write_text(STOP_FILE, "")
+        on_event({"event": "stopping"})
 
     before = signal.signal(signal.SIGINT, ask)
     try:

@@ -251,7 +251,7 @@ def _outcome(storage: Storage, launch: Launch, error: Exception | None) -> dict[
 
 
 def first_failure(storage: Storage, launch_id: str) -> dict[str, Any] | None:
-    """The failure that came first in the last failed attempt: the others are mostly peers that lost their connection."""
+    """The failure that came first in the last failed attempt: the others are mostly peers that lost touch."""
     failures = [json.loads(storage.read_text(name)) for name in storage.list(FAILURES)]
     failures = [failure for failure in failures if failure["launch"] == launch_id]
     if not failures:

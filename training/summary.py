@@ -69,6 +69,9 @@ def conclude(
         "versions": result.get("versions", {}) | _ray_version(),
     }
     storage.write_text(NAME, json.dumps(summary, indent=1))
+    prediction = (target or {}).get("prediction")
+    if prediction is not None:
+        storage.write_text("prediction.json", json.dumps(prediction))
     write_report(storage)
     return summary
 

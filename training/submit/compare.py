@@ -12,6 +12,8 @@ from infra.outputs import StackOutputs
 from training.errors import ExitStatus, UsageError
 from training.hardware import hardware_of_stack
 from training.job import load_job
+from training.report import write_report
+from training.storage import LocalStorage
 from training.submit import commands
 from training.submit.ending import fetch
 from training.submit.follow import Limits
@@ -67,19 +69,28 @@ def compare(
                 output.say(f"the leg over {leg} ended with {status}: there is nothing to compare", "red")
                 return status
         with access.client(target, f"finetune compare {job_path} {access.flags()}") as client:
+            over_efa, over_tcp = ClusterRun(client, folders["efa"]), ClusterRun(client, folders["tcp"])
             try:
-                report = compare_runs(
-                    ClusterRun(client, folders["efa"]),
-                    ClusterRun(client, folders["tcp"]),
-                    network_gbps=network_gbps,
-                )
+                report = compare_runs(over_efa, over_tcp, network_gbps=network_gbps)
             except CompareError as error:
                 raise UsageError(str(error)) from None
+            page = _save(over_efa, report, Path.cwd() / "runs" / f"{Path(over_efa.uri).name}-compared")
         output.console.print(table(report))
+        output.say(f"report: {page}")
         output.emit(report.model_dump(mode="json"))
         return exit_status(report)
 
     return guarded(output, run)
+
+
+def _save(run: ClusterRun, report: ComparisonReport, folder: Path) -> Path:
+    """The EFA leg's report with the comparison in it, on this machine."""
+    storage = LocalStorage(folder)
+    for name in ("job.yaml", "summary.json", "metrics.jsonl", "transport.json"):
+        storage.write_text(name, run.read_text(name))
+    storage.write_text(COMPARISON_FILE, report.model_dump_json())
+    write_report(storage)
+    return folder / "report.html"
 
 
 def _legs(job_path: Path, overrides: Sequence[str], target: StackOutputs) -> dict[str, list[str]]:
