@@ -209,6 +209,44 @@ def audit(
 
 
 @app.command()
+def doctor(
+    settings: SettingsFile = None, stack: Stack = None, outputs: OutputsFile = None, as_json: Json = False
+) -> None:
+    """Check tools, credentials, quota, zone, reservation, cluster and storage, with the command that mends each."""
+    from operations.examine import examine
+
+    with _output(as_json) as output:
+        only_outputs = outputs is not None and settings is None
+        path = None if only_outputs else _settings_file(settings, stack)
+        found = examine(path, _access(None, outputs).target() if outputs is not None else None)
+        output.result(found.to_dict(), found.view())
+    raise typer.Exit(int(ExitStatus.USAGE if found.failed else ExitStatus.SUCCEEDED))
+
+
+@app.command()
+def zones(
+    instance: Annotated[str, typer.Option(metavar="TYPE", help="EC2 instance type")] = "g6.12xlarge",
+    nodes: Annotated[int, typer.Option(min=1, help="GPU nodes")] = 2,
+    regions: Annotated[
+        list[str] | None,
+        typer.Option("--region", metavar="NAME", help="look there alone; may be repeated"),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="try for real: reserve the nodes for a moment, after asking")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask before --probe")] = False,
+    as_json: Json = False,
+) -> None:
+    """Regions and zones that offer an instance type: quota, spot score, price, and with --probe free capacity."""
+    from operations.examine import look_for_zones
+
+    with _output(as_json) as output:
+        found = look_for_zones(instance, nodes, regions or (), probe_capacity=probe, yes=yes)
+        output.result(found.to_dict(), found.view())
+    raise typer.Exit(int(ExitStatus.SUCCEEDED if found.best else ExitStatus.USAGE))
+
+
+@app.command()
 def report(run: RunFolder, as_json: Json = False) -> None:
     """Write report.html of a run folder again."""
     from training.report import write_report
