@@ -102,6 +102,10 @@ class Encoder:
         if isinstance(example, RowError):
             return _Rendered(error=example)
         if isinstance(example, PlainText):
+            if self._mask in ("assistant", "completion"):
+                raise DataError(
+                    f"mask {self._mask!r} is impossible with plain text, which has no turns: use auto or all"
+                )
             return _Rendered(text=example.text, group=example.group)
         try:
             text, spans = self.render(example)

@@ -70,7 +70,7 @@ class DataBundle:
                 "the length of an epoch is not known while streaming: give the job `steps` instead of "
                 "`epochs`"
             )
-        return sum(self._prepared.plan(epoch).num_packs for epoch in range(epochs))
+        return self._prepared.num_packs(epochs)
 
 
 def build(

@@ -202,6 +202,7 @@ def hub_revision(name: str, revision: str | None) -> str:
     """The commit that a revision (default: the main branch) of a hub data set points to. Raises DataError."""
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
+    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -219,9 +220,9 @@ def hub_revision(name: str, revision: str | None) -> str:
         ) from error
     except RevisionNotFoundError as error:
         raise DataError(f"data set {name!r} has no revision {revision!r}") from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HfHubHTTPError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
         raise DataError(
-            f"the hub could not be asked for data set {name!r}: {error}. Pin revision to a full commit (40 "
+            f"the hub could not be asked for data set {name!r} ({error}). Pin revision to a full commit (40 "
             "hex digits) to need no question."
         ) from error
     assert commit is not None

@@ -85,7 +85,7 @@ class DataReport(BaseModel):
                     f"  not data, ignored: {shown}" + (" ..." if len(source.ignored_files) > 5 else "")
                 )
             for reason, count in source.rejected.items():
-                lines.append(f"  rejected, {reason}: {count:,} rows")
+                lines.append(f"  rejected, {reason}: {count:,}")
                 lines += [f"    {row}" for row in source.examples if row.reason == reason]
             if source.passes_per_epoch is not None and source.passes_per_epoch != 1:
                 lines.append(f"  seen {source.passes_per_epoch:.2f} times per epoch, as its weight asks for")

@@ -1,7 +1,6 @@
 """Objects of an S3 prefix: listing and downloading. AWS_ENDPOINT_URL is honoured, as by every AWS SDK."""
 
 import hashlib
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from training.data.errors import DataError
+from training.data.locks import file_lock
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,21 @@ def list_objects(uri: str) -> list[S3Object]:
 def download(found: S3Object, folder: Path) -> Generator[Path]:
     """The object as a local file while the context lasts. Raises DataError when it changed since the
     listing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(f"{found.uri} {found.etag}".encode()).hexdigest()
-    path = folder / f"{name}.{os.getpid()}"
-    try:
-        client = _client()
-        client.download_file(found.bucket, found.key, str(path))
-        etag = client.head_object(Bucket=found.bucket, Key=found.key)["ETag"].strip('"')
-        if etag != found.etag or path.stat().st_size != found.size:
-            raise DataError(
-                f"{found.uri} was replaced while it was read; start again when its writer is done"
-            )
-        yield path
-    except (ClientError, BotoCoreError) as error:
-        raise DataError(_message(found.uri, error)) from error
-    finally:
-        path.unlink(missing_ok=True)
+    path = folder / hashlib.sha256(f"{found.uri} {found.etag}".encode()).hexdigest()
+    with file_lock(path):
+        try:
+            client = _client()
+            client.download_file(found.bucket, found.key, str(path))
+            etag = client.head_object(Bucket=found.bucket, Key=found.key)["ETag"].strip('"')
+            if etag != found.etag or path.stat().st_size != found.size:
+                raise DataError(
+                    f"{found.uri} was replaced while it was read; start again when its writer is done"
+                )
+            yield path
+        except (ClientError, BotoCoreError) as error:
+            raise DataError(_message(found.uri, error)) from error
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _message(uri: str, error: ClientError | BotoCoreError) -> str:

@@ -71,6 +71,13 @@ class PreparedPacks:
             self._plans[epoch] = self._packed(epoch)
         return self._plans[epoch]
 
+    def num_packs(self, epochs: int) -> int:
+        """Packs of the first `epochs` epochs."""
+        if len(self._sizes) == 1:
+            # Best-fit decreasing needs as many rows for the same lengths in any order.
+            return epochs * self.plan(0).num_packs
+        return sum(self.plan(epoch).num_packs for epoch in range(epochs))
+
     def cursor(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "pack": self._next}
 

@@ -224,3 +224,9 @@ def test_batches_come_out_in_order_with_errors_in_their_place(tokenizer: PreTrai
         assert batch[-1] is broken
         texts = [tokenizer.decode(one.ids.tolist()) for one in batch[:-1] if isinstance(one, Encoded)]
         assert texts == [f"cat {number} {m}<|im_end|>" for m in range(number)]
+
+
+@pytest.mark.parametrize("mask", ["assistant", "completion"])
+def test_plain_text_with_a_mask_of_turns_is_an_error(tokenizer: PreTrainedTokenizerFast, mask: Any) -> None:
+    with pytest.raises(DataError, match=f"mask '{mask}' is impossible with plain text, which has no turns"):
+        encode_all(Encoder(tokenizer, None, mask), PlainText("the cat"))
