@@ -24,6 +24,7 @@ PACKAGES = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "mount": "mount",
+    "findmnt": "util-linux",
 }
 
 

@@ -57,6 +57,7 @@ def start_kubelet(layout: Layout, node: Node) -> list[Component]:
     kubelet = start(
         f"{node.name} kubelet",
         [
+            *_own_var_lib(node),
             tool_path("kubelet"),
             f"--config={folder / 'kubelet.json'}",
             f"--kubeconfig={layout.kubeconfig}",
@@ -111,6 +112,23 @@ def start_policy_engine(layout: Layout, node: Node) -> Component:
     url = f"http://{layout.node_address(node)}:{_POLICY_ENGINE_PORT}/healthz"
     wait_until(lambda: answers(url), "healthy", engine)
     return engine
+
+
+def _own_var_lib(node: Node) -> list[str]:
+    """A prefix for a command that gives it a /var/lib of its own, and nothing else.
+
+    Every kubelet listens on the same socket below /var/lib/kubelet/device-plugins, whatever its settings say.
+    All other mounts stay shared, because containerd has to see the volumes that the kubelet mounts.
+    """
+    script = f"""
+        layers=/run/var-lib/{node.name}
+        mkdir -p $layers/upper $layers/work
+        mount --make-private "$(findmnt --noheadings --output TARGET --target /var/lib)"
+        mount --make-private /
+        mount -t overlay overlay -o lowerdir=/var/lib,upperdir=$layers/upper,workdir=$layers/work /var/lib
+        exec "$@"
+    """
+    return ["unshare", "--mount", "--propagation", "unchanged", "sh", "-e", "-c", script, "sh"]
 
 
 def _pod_network(folder: Path, node: Node) -> dict[str, object]:

@@ -90,6 +90,18 @@ def _make_private_mounts(layout: Layout) -> None:
     run("mount", "--bind", layout.state, INSIDE)
     (layout.state / "var-log").mkdir()
     run("mount", "--bind", layout.state / "var-log", "/var/log")
+    _cover_var_lib("rig")
+    if layout.state.is_relative_to("/var/lib"):
+        run("mount", "--bind", INSIDE, layout.state)
+
+
+def _cover_var_lib(name: str) -> None:
+    """What is written to /var/lib goes to a layer of the rig's own: the network plugins keep notes there."""
+    layers = Path("/run/var-lib", name)
+    for layer in ("upper", "work"):
+        (layers / layer).mkdir(parents=True)
+    options = f"lowerdir=/var/lib,upperdir={layers}/upper,workdir={layers}/work"
+    run("mount", "-t", "overlay", "overlay", "-o", options, "/var/lib")
 
 
 def _await_end(component: Component) -> None:

@@ -72,12 +72,14 @@ def test_object_store_keeps_what_is_put_into_it(rig: Rig, monkeypatch: pytest.Mo
 
 
 def test_stop_leaves_nothing(spare: Rig) -> None:
+    before = _top_folders()
     spare.up()
     spare.up()  # The second one finds it running.
     assert spare.status().phase == "ready"
     spare.down()
     assert spare.status().phase == "stopped"
     assert _remains(spare.layout) == []
+    assert _top_folders() - before == set()
     spare.down()  # Stopping what is stopped is no error.
 
 
@@ -162,6 +164,12 @@ def _remains(layout: Layout, but: tuple[str, ...] = ()) -> list[str]:
         "file": [path.name for path in layout.state.iterdir() if path.name not in kept],
     }
     return [f"{kind} {what}" for kind, items in remains.items() if kind not in but for what in items]
+
+
+def _top_folders() -> set[Path]:
+    """Where programs of a node write if nobody stops them."""
+    places = ("/var/lib", "/var/log", "/run", "/opt", "/etc", "/usr/libexec", "/sys/fs/cgroup")
+    return {path for place in places if Path(place).exists() for path in Path(place).iterdir()}
 
 
 def _node_names() -> set[str]:
