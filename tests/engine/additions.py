@@ -1,9 +1,9 @@
 """What AWS does and ministack 1.5.33 does not, for the calls of the stack.
 
-ministack deletes a subnet that still holds a network interface, knows no node group update, and an EKS cluster of it has
-neither network interfaces nor a security group of its own. A destroy in the wrong order would then pass. These rules are
-put in place inside the running ministack, whose request context (account, region) and stores they share; they answer
-with the error codes and sentences of AWS.
+ministack deletes a subnet that still holds a network interface, knows no node group update, and an EKS cluster of it
+has neither network interfaces nor a security group of its own. A destroy in the wrong order would then pass. These
+rules are put in place inside the running ministack, whose request context (account, region) and stores they share;
+they answer with the error codes and sentences of AWS.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from ministack.core.responses import get_account_id
 from ministack.services import ec2, eks
@@ -492,9 +493,24 @@ def _with_updates(original: Callable[..., Response]) -> Callable[..., Response]:
         match = re.fullmatch(r"/clusters/([\w-]+)/updates/([\w-]+)", path)
         if match and method == "GET":
             return _ok(update={"id": match[2], "status": "Successful", "type": "ConfigUpdate", "errors": []})
+        match = re.fullmatch(r"/tags/(arn:aws:eks:.*:podidentityassociation/.+)", unquote(path))
+        if match:
+            return _tag_association(match[1], method, json.loads(body or b"{}"), query)
         return original(method, path, headers, body, query)
 
     return handle
+
+
+def _tag_association(arn: str, method: str, body: dict[str, Any], query: dict[str, Any]) -> Response:
+    """ministack knows tags of all EKS resources but these."""
+    for association in eks._pod_identity_associations.values():
+        if association["associationArn"] == arn:
+            tags = association.setdefault("tags", {})
+            tags.update(body.get("tags", {}))
+            for key in query.get("tagKeys", []) if method == "DELETE" else []:
+                tags.pop(key, None)
+            return _ok(tags=tags) if method == "GET" else _ok()
+    return eks._error(404, "NotFoundException", f"The specified resource could not be found: {arn}")
 
 
 def _roll(group: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,7 +38,7 @@ _SETTINGS = {
     "MINISTACK_TEST_NO_AUTOSTART": "1",
     "LOG_LEVEL": "ERROR",
     "DOCKER_HOST": "unix:///nonexistent",
-    "S3_DATA_DIR": os.path.join(tempfile.gettempdir(), "ministack-unused"),
+    "S3_DATA_DIR": str(Path(tempfile.gettempdir()) / "ministack-unused"),
 }
 
 _accounts = itertools.count(int.from_bytes(os.urandom(4), "big") % 10**9)
@@ -50,7 +51,7 @@ def new_account() -> str:
 
 @dataclass
 class Identity:
-    """Whose credentials a session signs with. `account` None means that there are none; changing it switches at once."""
+    """Whose credentials a session signs with. `account` None: there are none. Changing it switches at once."""
 
     account: str | None
 

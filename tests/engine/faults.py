@@ -48,7 +48,7 @@ _QUOTAS = {
 }
 _MESSAGES = {
     Kind.THROTTLED: "Request limit exceeded.",
-    Kind.NO_CAPACITY: "We currently do not have sufficient g6.12xlarge capacity in the Availability Zone you requested.",
+    Kind.NO_CAPACITY: "We currently do not have sufficient g6.12xlarge capacity in the zone that you requested.",
     Kind.QUOTA: "You have requested more than your current limit allows.",
     Kind.DENIED: "User: arn:aws:iam::111122223333:user/dev is not authorized to perform this operation",
     Kind.EXPIRED: "The security token included in the request is expired",

@@ -2,8 +2,8 @@
 
 The engine is the CLI that tests/gotools builds. The program runs in this process through the same language server that
 Pulumi's Automation API uses for inline programs, and the plugins are served from this process too, so nothing is
-imported twice: one `up` of the whole stack costs seconds, which is what makes it possible to try every point of failure.
-The Automation API itself is not used for the runs, because it calls the CLI four times for each of them.
+imported twice: one `up` of the whole stack costs seconds, which makes it possible to try every point of failure. The
+Automation API itself is not used for the runs, because it calls the CLI four times for each of them.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ class Stack:
     name: str = "dev"
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    own_plugins: bool = False
-    """Let the engine start the plugin executables instead of using the ones in this process."""
+    own_plugins: tuple[str, ...] = ()
+    """Plugins that the engine starts as processes of their own, instead of using the ones in this process."""
 
     def __post_init__(self) -> None:
         (self.folder / "project").mkdir(parents=True, exist_ok=True)
@@ -325,7 +325,8 @@ class Stack:
         return Running(self._spawn(arguments, backend=backend), log, lambda: None).wait()
 
     def _spawn(self, arguments: Sequence[str], *, backend: Path | None = None) -> subprocess.Popen[str]:
-        attach = ",".join(f"{name}:{one.port}" for name, one in self.engine.served.items())
+        served = self.engine.served.items()
+        attach = ",".join(f"{name}:{one.port}" for name, one in served if name not in self.own_plugins)
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.engine.folder),
@@ -337,7 +338,7 @@ class Stack:
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_DIY_BACKEND_DISABLE_CHECKPOINT_BACKUPS": "true",
-            **({} if self.own_plugins else {"PULUMI_DEBUG_PROVIDERS": attach}),
+            "PULUMI_DEBUG_PROVIDERS": attach,
             **self.environment,
         }
         stack = [] if arguments[0] == "stack" else ["--stack", f"organization/{PROJECT}/{self.name}"]

@@ -1,7 +1,7 @@
 """What a change of the settings does to a stack that runs: in place, a replacement, or nothing.
 
-Each row is applied to a living stack by the real engine; the plugin replaces where the AWS provider does. A row lists all
-resources that may change; anything else that changes is a failure.
+Each row is applied to a living stack by the real engine; the plugin replaces where the AWS provider does. A row lists
+all resources that may change; anything else that changes is a failure.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ ROWS = {
             "aws:ec2/flowLog:FlowLog efa-dev-flow-logs",
         },
     ),
+    "secrets encryption": Row(
+        {"secretsEncryption": True}, update={CLUSTER}, create={"aws:kms/key:Key efa-dev-secrets"}
+    ),
     "deletion protection": Row({"deletionProtection": True}, update={CLUSTER}),
 }
 
@@ -161,22 +164,43 @@ def test_one_more_zone_keeps_cluster_and_nodes(make_stack: Callable[..., Any], a
     assert inventory.contents(account)["ec2.instances"] == instances
 
 
-@pytest.mark.parametrize(
-    "change", [{"vpcCidr": "10.1.0.0/16"}, {"serviceCidr": "172.21.0.0/16"}], ids=["vpcCidr", "serviceCidr"]
-)
-def test_addresses_of_the_network_replace_the_cluster(
-    make_stack: Callable[..., Any], engine: Any, account: str, change: dict[str, Any]
-) -> None:
+def test_addresses_of_the_vpc_are_for_life(make_stack: Callable[..., Any], engine: Any, account: str) -> None:
+    """AWS cannot move a cluster to another VPC. The preview shows replacements of everything; an `up` all the same is
+    refused by AWS before a node of the running cluster is touched, and a destroy then still takes everything down."""
+    engine.session.client("ec2").describe_vpcs()
+    empty = inventory.contents(account)
     stack = make_stack({**BASE, "forceDestroy": True})
     stack.up().require_ok()
-    before = inventory.counts(account)
+    instances = inventory.contents(account)["ec2.instances"]
 
-    stack.write_config(**change)
-    kinds = _kinds(stack.up().require_ok().changes)
+    stack.write_config(vpcCidr="10.1.0.0/16")
+    planned = _kinds(stack.preview().require_ok().changes)
+    refused = stack.up()
 
-    assert {CLUSTER, GPU, SYSTEM, RAY} <= kinds["replace"]
-    assert "aws:s3/bucket:Bucket efa-dev-runs" not in kinds["replace"] | kinds["delete"]
-    assert inventory.counts(account) == before
+    assert {"aws:ec2/vpc:Vpc efa-dev-vpc", GPU, SYSTEM} <= planned["replace"]
+    assert not refused.ok
+    assert inventory.contents(account)["ec2.instances"] == instances
+    stack.destroy().require_ok()
+    left = inventory.contents(account)
+    left.pop("scheduler.schedule_groups", None)
+    assert left == empty
+
+
+def test_addresses_of_the_services_are_for_life(make_stack: Callable[..., Any], account: str) -> None:
+    """The preview shows that the cluster would be replaced. The engine (3.274) cannot do that: planning what has to go
+    before the cluster, it closes the connection to the Kubernetes provider that this needs. So nothing is touched."""
+    stack = make_stack()
+    stack.up().require_ok()
+    before = inventory.contents(account)
+
+    stack.write_config(serviceCidr="172.21.0.0/16")
+    planned = _kinds(stack.preview().require_ok().changes)
+    refused = stack.up()
+
+    assert {CLUSTER, GPU, SYSTEM} <= planned["replace"]
+    assert not refused.ok
+    assert inventory.contents(account) == before
+    stack.write_config(serviceCidr="172.20.0.0/16")
     assert stack.up().require_ok().changes == []
 
 

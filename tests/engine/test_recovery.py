@@ -1,7 +1,7 @@
 """Every single call to AWS fails once: the next `up` completes the stack, and `destroy` leaves nothing.
 
-Each call of a whole `up` is refused in turn, one cycle of three runs per call. The calls are dealt over the parts below,
-so that pytest-xdist can run them side by side; together the parts are all of them.
+Each call of a whole `up` is refused in turn, one cycle of three runs per call. The calls are dealt over the parts
+below, so that pytest-xdist can run them side by side; together the parts are all of them.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _stack(engine: Any, folder: Path, small_crds: str) -> Any:
     from infra.program import program
     from tests.engine.harness import Stack
 
-    # The engine writes its state once, at its end, instead of around each step: half of its work. It always comes to its
-    # end here; runs that are cut off are in test_interrupted.py.
+    # The engine writes its state once, at its end, instead of around each step: half of its work. It always comes to
+    # its end here; runs that are cut off are in test_interrupted.py.
     once = {"PULUMI_SKIP_CHECKPOINTS": "true", "PULUMI_EXPERIMENTAL": "true"}
     return Stack(engine, folder, program, config={"kuberayCrds": small_crds, **SETTINGS}, environment=once)
 

@@ -98,7 +98,7 @@ def fail_initialization(
     properties: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> None:
-    """The resource exists, and something went wrong after: the engine keeps it in the state and updates it next time."""
+    """The resource exists, and something went wrong after: the engine keeps it and updates it next time."""
     detail = any_pb2.Any()
     detail.Pack(
         provider_pb2.ErrorResourceInitFailed(

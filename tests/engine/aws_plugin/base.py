@@ -67,6 +67,10 @@ class Resource:
     gone: ClassVar[tuple[str, ...]] = ()
     """Error codes that mean that the resource does not exist (any more)."""
 
+    def replaced(self, old: Values, new: Values) -> list[str]:
+        """The inputs whose change makes a new resource."""
+        return [path for path in self.replace_on if at(old, path) != at(new, path)]
+
     def create(self, cloud: Cloud, inputs: Values) -> str:
         raise NotImplementedError
 

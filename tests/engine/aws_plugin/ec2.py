@@ -153,6 +153,10 @@ class InternetGateway(_Tagged):
             "ownerId": cloud.account,
         }
 
+    def update(self, cloud: Cloud, id: str, old: Values, new: Values) -> None:
+        if old.get("vpcId") != new.get("vpcId") and old.get("vpcId"):
+            cloud.ec2.detach_internet_gateway(InternetGatewayId=id, VpcId=old["vpcId"])
+
     def delete(self, cloud: Cloud, id: str, state: Values) -> None:
         attached = self._describe(cloud, id)["Attachments"]
         if attached:

@@ -53,11 +53,16 @@ class Cluster(_Tagged):
     token = "aws:eks/cluster:Cluster"
     replace_on = (
         *("name", "roleArn", "bootstrapSelfManagedAddons", "kubernetesNetworkConfig", "outpostConfig"),
-        *("accessConfig.bootstrapClusterCreatorAdminPermissions", "encryptionConfig"),
+        "accessConfig.bootstrapClusterCreatorAdminPermissions",
     )
     name_property = "name"
     name_limit = 100
     defaults: ClassVar[Mapping[str, Any]] = {"bootstrapSelfManagedAddons": True}
+
+    def replaced(self, old: Values, new: Values) -> list[str]:
+        # Encryption can be turned on for a cluster that lives, and never off.
+        off = ["encryptionConfig"] if old.get("encryptionConfig") and not new.get("encryptionConfig") else []
+        return [*super().replaced(old, new), *off]
 
     def create(self, cloud: Cloud, inputs: Values) -> str:
         arguments = pick(
@@ -120,6 +125,11 @@ class Cluster(_Tagged):
             )
         if old.get("enabledClusterLogTypes") != new.get("enabledClusterLogTypes"):
             self._await(cloud, id, cloud.eks.update_cluster_config(name=id, logging=_logging(new)))
+        if new.get("encryptionConfig") and not old.get("encryptionConfig"):
+            config = [new["encryptionConfig"]]
+            self._await(
+                cloud, id, cloud.eks.associate_encryption_config(clusterName=id, encryptionConfig=config)
+            )
         for key in ("upgradePolicy", "deletionProtection"):
             if old.get(key) != new.get(key) and new.get(key) is not None:
                 self._await(cloud, id, cloud.eks.update_cluster_config(name=id, **{key: new[key]}))

@@ -124,7 +124,7 @@ def _properties(arguments: type) -> Properties:
 
 
 def problems(properties: Properties, given: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
-    """(property path, reason) for each property that the real type does not have, or lacks, or that is of a wrong kind."""
+    """(property path, reason) for each property that the real type does not have, lacks, or that is of a wrong kind."""
     found = [
         (f"{path}{name}", f"unknown property; the real type has {', '.join(sorted(properties.types))}")
         for name in given

@@ -29,7 +29,7 @@ from tests.engine.wire import (
 )
 
 from . import ec2, eks, iam, management, schema, storage
-from .base import REGISTRY, Cloud, FailedError, Resource, Values, at, is_gone
+from .base import REGISTRY, Cloud, FailedError, Resource, Values, is_gone
 
 VERSION = "7.51.1"
 _MODULES = (ec2, eks, iam, management, storage)
@@ -181,11 +181,7 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
             wanted = self._all_tags(new, context)
             if wanted != (state.get("tagsAll") or {}):
                 changed.append("tagsAll")
-        replaced = [
-            path
-            for path in resource.replace_on
-            if path.split(".")[0] in changed and at(old, path) != at(new, path)
-        ]
+        replaced = [path for path in resource.replaced(old, new) if path.split(".")[0] in changed]
         name = resource.name_property
         fixed_name = (
             bool(name) and name not in (new.get("__defaults") or []) and old.get(name) == new.get(name)
