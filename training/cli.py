@@ -88,6 +88,9 @@ def submit(
     show_log: Annotated[
         bool, typer.Option("--show-log", help="print the job's log besides the progress")
     ] = False,
+    then: Annotated[
+        str | None, typer.Option("--then", metavar="sleep", help="when the job has ended, GPU nodes to zero")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a job on a stack's cluster, follow it, and exit with what became of it."""
@@ -95,9 +98,13 @@ def submit(
     from training.submit.follow import Limits
 
     _check_choice("--require-transport", require_transport, ("efa", "any"))
+    _check_choice("--then", then, ("sleep",))
+    if then and detach:
+        raise UsageError("--then sleep waits for the end of the job, --detach does not: give one of the two")
+    access = _access(stack, outputs)
     status = commands.submit(
         job_file,
-        _access(stack, outputs),
+        access,
         overrides=overrides or (),
         require_transport=require_transport,  # pyright: ignore[reportArgumentType]
         detach=detach,
@@ -106,6 +113,10 @@ def submit(
         show_log=show_log,
         limits=Limits(deadline=deadline, resources=resources),
     )
+    if then:
+        from operations.switch import sleep_after
+
+        sleep_after(access, status)
     raise typer.Exit(status)
 
 
@@ -244,6 +255,48 @@ def zones(
         found = look_for_zones(instance, nodes, regions or (), probe_capacity=probe, yes=yes)
         output.result(found.to_dict(), found.view())
     raise typer.Exit(int(ExitStatus.SUCCEEDED if found.best else ExitStatus.USAGE))
+
+
+@app.command()
+def sleep(
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    now: Annotated[bool, typer.Option("--now", help="even while a job runs: it is cut off")] = False,
+    as_json: Json = False,
+) -> None:
+    """Scale the GPU nodes of a stack to zero; the rest of it stays."""
+    from operations.switch import put_to_sleep
+
+    with _output(as_json) as output:
+        done = put_to_sleep(_access(stack, outputs), now=now)
+        output.result(done.to_dict(), done.render())
+
+
+@app.command()
+def wake(stack: Stack = None, outputs: OutputsFile = None, as_json: Json = False) -> None:
+    """Scale the GPU nodes of a stack back to their full number."""
+    from operations.switch import wake_up
+
+    with _output(as_json) as output:
+        done = wake_up(_access(stack, outputs))
+        output.result(done.to_dict(), done.render())
+
+
+@app.command()
+def extend(
+    hours: Annotated[
+        float, typer.Option("--hours", help="from the old expiry, or from now if it has passed")
+    ],
+    settings: SettingsFile = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Move the time at which the GPU nodes go by themselves, at once and in the settings file."""
+    from operations.switch import extend_settings_file
+
+    with _output(as_json) as output:
+        done = extend_settings_file(_settings_file(settings, stack), hours)
+        output.result(done.to_dict(), done.render())
 
 
 @app.command()

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from training.console import ProgressLine
 from training.errors import ContactLost, ExitStatus, FinetuneError, UsageError
+from training.submit.bill import bill, bill_words
 from training.submit.checks import ask_inside
 from training.submit.ending import STOP_GRACE_SECONDS, code_bundle, finish, read_log, stop_and_wait
-from training.submit.follow import Ending, Follower, Limits, duration, head_was_replaced, progress_figures
+from training.submit.follow import Ending, Follower, Limits, duration, head_was_replaced
 from training.submit.job_client import JobClient, RayJob
 from training.submit.log_lines import Line, LogParser, lines_of_rank
 from training.submit.outcome import Require
@@ -63,14 +65,24 @@ def status(access: Access, name: str | None = None, *, as_json: bool = False) ->
     def run() -> int:
         with access.client(access.target(), _again("status", name, access)) as client:
             job = _find(client, name)
+            output.say(bill_words(client.cluster.target))
             if job.ended:
                 parser, _ = read_log(client, job.submission_id)
                 return finish(client, Ending(job, parser), output)
             progress = _last_progress(client, job.submission_id)
-            figures = f" · {progress_figures(progress)}" if progress else ""
-            output.say(f"{job.submission_id}: {job.status.lower()}{figures}")
+            output.say(f"{job.submission_id}: {job.status.lower()}")
+            if progress is not None:
+                with ProgressLine(output.console, plain=True) as shown:
+                    shown.event(progress)
             goes_on = int(ExitStatus.DETACHED)
-            output.emit({**job_document(job), "progress": progress, "exit_status": goes_on})
+            output.emit(
+                {
+                    **job_document(job),
+                    "progress": progress,
+                    "exit_status": goes_on,
+                    "bill": bill(client.cluster.target),
+                }
+            )
             return goes_on
 
     return guarded(output, run)
