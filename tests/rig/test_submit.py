@@ -174,7 +174,7 @@ def test_a_deleted_head_is_15_and_the_same_submit_resumes(finetune: Finetune) ->
 @pytest.mark.timeout(900)
 def test_a_killed_submitter_and_a_cut_stream_change_nothing(finetune: Finetune, tmp_path: Path) -> None:
     running = finetune.submit("orphan")
-    running.wait_for(r"attempt 000-")
+    running.wait_for(r"training starts")
     running.kill()
     seen = finetune.run("status", "orphan")
     assert seen.status == 130, seen.words
@@ -219,7 +219,7 @@ def test_a_job_that_raises_is_10_with_the_first_failing_rank_first(finetune: Fin
 @pytest.mark.timeout(600)
 def test_a_job_that_is_stopped_is_11(finetune: Finetune) -> None:
     running = finetune.submit("stopped", steps=LONG)
-    running.wait_for(r"step \d+/")
+    running.wait_for(r"step +\d+/")
     stopped = finetune.run("stop", "stopped")
     assert stopped.status == 0, stopped.words
     result = running.result(120)

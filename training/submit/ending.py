@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from rich.table import Table
-
+from training.console import summary_table
 from training.errors import DeadlinePassed, ExitStatus
 from training.submit.bundle import Bundle, code_files
 from training.submit.checks import ask_inside
@@ -31,11 +30,6 @@ from training.submit.session import Output, job_document
 STOP_GRACE_SECONDS = 300.0
 # Ray's own grace is 3 s; the rest is for a busy head (2026-12).
 KILL_SECONDS = 60.0
-
-_SHOWN = (
-    *("steps", "tokens", "first_loss", "last_loss", "eval_loss", "tokens_per_second", "mfu"),
-    *("peak_memory_gib", "wall_seconds", "restarts", "resumed_from", "cost_usd", "checkpoint"),
-)
 
 
 def code_bundle() -> Bundle:
@@ -101,21 +95,21 @@ def finish(client: JobClient, ending: Ending, output: Output, save_to: Path | No
         files = fetch(client, job.metadata["run"], [SUMMARY_FILE, TRANSPORT_FILE, REPORT_FILE])
     require = cast("Require", job.metadata.get("require", client.cluster.target.required_transport))
     outcome = outcome_of(job, files, require, ending.parser.first_failure())
-    if save_to is not None:
-        _save(files, save_to, output)
-    _say(job, outcome, output)
+    there = {name: content for name, content in files.items() if content is not None}
+    report = f"{job.metadata.get('run')}/{REPORT_FILE}"
+    if save_to is not None and there:
+        report = str(_save(there, save_to))
+    _say(job, outcome, output, report if REPORT_FILE in there else None)
     output.emit(_document(job, outcome))
     return int(outcome.status)
 
 
-def _save(files: dict[str, bytes | None], folder: Path, output: Output) -> None:
-    there = {name: content for name, content in files.items() if content is not None}
-    if not there:
-        return
+def _save(files: Mapping[str, bytes], folder: Path) -> Path:
+    """The results on this machine; returns where the report is."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in there.items():
+    for name, content in files.items():
         (folder / name).write_bytes(content)
-    output.say(f"{', '.join(there)}: in {folder}")
+    return folder / REPORT_FILE
 
 
 def _document(job: RayJob, outcome: Outcome) -> dict[str, object]:
@@ -127,16 +121,12 @@ def _document(job: RayJob, outcome: Outcome) -> dict[str, object]:
     return document
 
 
-def _say(job: RayJob, outcome: Outcome, output: Output) -> None:
+def _say(job: RayJob, outcome: Outcome, output: Output, report: str | None) -> None:
     if outcome.failure is not None:
         output.say(outcome.failure.headline(), "bold red")
         output.say(outcome.failure.text)
     if outcome.summary is not None:
-        table = Table(show_header=False)
-        for key in _SHOWN:
-            if outcome.summary.get(key) is not None:
-                table.add_row(key, str(outcome.summary[key]))
-        output.console.print(table)
+        output.console.print(summary_table(outcome.summary, report))
     good = outcome.status == ExitStatus.SUCCEEDED
     how = "succeeded" if good else outcome.status.name.lower().replace("_", " ")
     output.say(f"{job.submission_id}: {how}: {outcome.reason}", "green" if good else "red")

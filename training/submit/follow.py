@@ -7,12 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from training.console import ProgressLine
 from training.errors import ContactLost, DeadlinePassed, UsageError
 from training.submit.cluster import Cluster, ClusterState
 from training.submit.job_client import JobClient, RayJob
@@ -20,7 +21,6 @@ from training.submit.log_lines import Line, LogParser
 
 PODS_EVERY_SECONDS = 15.0
 NODES_EVERY_SECONDS = 30.0
-LINE_EVERY_SECONDS = 10.0  # of progress, where the output is no terminal
 
 
 class ResourcesNeverCame(DeadlinePassed):
@@ -162,110 +162,38 @@ def head_was_replaced(submission_id: str, come_back: str) -> ContactLost:
 
 
 class TerminalView:
-    """Progress bar on a terminal, one line every 10 s elsewhere; events always; other lines of the log on request."""
+    """The loop's events and its progress; the other lines of the log on request."""
 
-    def __init__(
-        self, console: Console, show_log: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._console, self._show_log, self._clock = console, show_log, clock
-        self._status, self._printed = "", float("-inf")
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("starting", total=None, figures="")
+    def __init__(self, console: Console, show_log: bool = False) -> None:
+        self._console, self._show_log = console, show_log
+        self._progress = ProgressLine(console)
+        self._status = ""
 
     def __enter__(self) -> TerminalView:
-        if self._console.is_terminal:
-            self._progress.start()
+        self._progress.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, traceback)
 
     def line(self, line: Line) -> None:
-        if line.event is None:
-            if self._show_log and line.text.strip():
-                who = f"({line.actor} {line.ip or ''} {line.pid}) " if line.pid is not None else ""
-                self._console.print(Text(who + line.text, style="dim"))
-        elif line.event.get("event") == "progress":
-            self._show_progress(line.event)
-        else:
-            self._console.print(Text(describe(line.event)))
+        if line.event is not None:
+            self._progress.event(line.event)
+        elif self._show_log and line.text.strip():
+            who = f"({line.actor} {line.ip or ''} {line.pid}) " if line.pid is not None else ""
+            self._console.print(Text(who + line.text, style="dim"))
 
     def status(self, status: str) -> None:
         if status != self._status:
             self._status = status
-            self._console.print(Text(f"job {status}"))
+            self._progress.note(f"job {status.lower()}")
 
     def nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         for node in nodes:
             if node.get("gpus"):
-                self._console.print(Text(describe_node(node), style="dim"))
-
-    def _show_progress(self, event: Mapping[str, Any]) -> None:
-        figures = progress_figures(event)
-        self._progress.update(
-            self._task,
-            description="training",
-            completed=event.get("step") or 0,
-            total=event.get("steps"),
-            figures=figures,
-        )
-        if not self._console.is_terminal and self._clock() - self._printed >= LINE_EVERY_SECONDS:
-            self._printed = self._clock()
-            self._console.print(Text(figures))
-
-
-def progress_figures(event: Mapping[str, Any]) -> str:
-    """`step 12/40 · loss 2.314 · 1,234 tokens/s · 1.2 GiB · 3 min left`: what of it the event has."""
-    shown = [f"step {event.get('step')}/{event.get('steps')}"]
-    for key, form in (
-        ("loss", "loss {:.4g}"),
-        ("tokens_per_second", "{:,.0f} tokens/s"),
-        ("memory_gib", "{:.1f} GiB"),
-    ):
-        value = event.get(key)
-        if isinstance(value, int | float):
-            shown.append(form.format(value))
-    left = event.get("seconds_left")
-    if isinstance(left, int | float):
-        shown.append(f"{duration(left)} left")
-    return " · ".join(shown)
-
-
-def describe(event: Mapping[str, Any]) -> str:
-    """An event in words."""
-    match event.get("event"):
-        case "attempt":
-            came_from = event.get("resumed_from")
-            start = f"from checkpoint {came_from}" if came_from else "from the start"
-            size = f"{event.get('world_size')} ranks on {event.get('nodes')} node(s)"
-            return f"attempt {event.get('attempt')}: {size}, {start}"
-        case "checkpoint":
-            return f"checkpoint {event.get('name')}"
-        case "evaluation":
-            return f"step {event.get('step')}: eval loss {event.get('eval_loss')}"
-        case "warning":
-            return f"warning: {event.get('text')}"
-        case "hang":
-            where = f"rank {event.get('rank')} on {event.get('host')}"
-            return f"{where} hangs in step {event.get('step')} ({event.get('phase')})"
-        case "samples":
-            return f"{len(event.get('samples') or ())} sample answers are in the report"
-        case "failure":
-            error = str(event.get("error", "")).strip()
-            last = error.splitlines()[-1] if error else "no message"
-            return f"rank {event.get('rank')} on {event.get('host')} failed: {last}"
-        case "end":
-            return f"training ended: {event.get('status')}"
-        case kind:
-            rest = ", ".join(f"{key} {value}" for key, value in event.items() if key != "event")
-            return f"{kind}: {rest}"
+                self._progress.note(describe_node(node))
 
 
 def describe_node(node: Mapping[str, Any]) -> str:

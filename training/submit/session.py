@@ -4,7 +4,6 @@ status.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from infra.outputs import StackOutputs
+from training.console import to_json
 from training.errors import ExitStatus, FinetuneError
 from training.submit.cluster import Cluster
 from training.submit.job_client import JobClient, RayJob
@@ -59,7 +59,7 @@ class Output:
 
     def emit(self, document: Mapping[str, Any]) -> None:
         if self.as_json:
-            sys.stdout.write(json.dumps(document) + "\n")
+            sys.stdout.write(to_json(document) + "\n")
             sys.stdout.flush()
 
 

@@ -14,7 +14,6 @@ from training.submit.follow import (
     Limits,
     ResourcesNeverCame,
     TerminalView,
-    progress_figures,
     wait_until_ready,
 )
 from training.submit.job_client import JobClient
@@ -163,55 +162,34 @@ def test_waiting_for_the_cluster_tells_and_ends_with_the_diagnosis(
         wait_until_ready(client.cluster, 10.0, lambda _: None, lambda: time.now, time.sleep)
 
 
-def show(terminal: bool, *lines: Line, show_log: bool = False) -> str:
+def show(*lines: Line, show_log: bool = False) -> str:
     text = io.StringIO()
-    with TerminalView(Console(file=text, force_terminal=terminal, width=120), show_log) as view:
+    with TerminalView(Console(file=text, width=120), show_log) as view:
         for line in lines:
             view.line(line)
-        view.nodes(
-            [
-                {
-                    "host": "w0",
-                    "memory": [10, 5, 50.0, 5],
-                    "gpus": [{"utilizationGpu": 93, "memoryUsed": 20480, "memoryTotal": 23034}],
-                }
-            ]
-        )
+        view.status("RUNNING")
+        gpu = {"utilizationGpu": 93, "memoryUsed": 20480, "memoryTotal": 23034}
+        view.nodes([{"host": "w0", "memory": [10, 5, 50.0, 5], "gpus": [gpu]}])
     return text.getvalue()
-
-
-PROGRESS = Line(
-    "",
-    event={
-        "event": "progress",
-        "step": 12,
-        "steps": 40,
-        "loss": 2.3144,
-        "tokens_per_second": 1234.5,
-        "seconds_left": 200,
-        "memory_gib": 1.25,
-    },
-)
-
-
-def test_progress_is_shown_with_and_without_a_terminal() -> None:
-    wanted = "step 12/40 · loss 2.314 · 1,234 tokens/s · 1.2 GiB · 3 min left"
-    assert progress_figures(PROGRESS.event or {}) == wanted
-    assert wanted in show(False, PROGRESS)
-    assert "loss 2.314" in show(True, PROGRESS)
-    assert "w0: GPU 93 % 20.0/22 GiB · memory 50.0 %" in show(False)
 
 
 def test_events_are_told_in_words_and_the_log_only_on_request() -> None:
     events = [
-        Line("", event={"event": "attempt", "attempt": "001-ab", "world_size": 2, "nodes": 2, "resumed_from": "s-4"}),
-        Line("", event={"event": "checkpoint", "name": "step-00000008.001-ab", "step": 8}),
-        Line("", event={"event": "failure", "rank": 1, "host": "w1", "error": "ValueError: row 7\nis empty"}),
+        Line(
+            "", event={"event": "attempt", "world_size": 2, "nodes": 2, "steps": 9, "resumed_from": "step-4"}
+        ),
+        Line(
+            "",
+            event={"event": "progress", "step": 5, "steps": 9, "loss": 2.3144, "tokens_per_second": 1234.5},
+        ),
+        Line("", event={"event": "failure", "rank": 1, "host": "w1", "error": "ValueError: row 7 is empty"}),
         Line("noise", pid=3, actor="RayTrainWorker"),
-    ]  # fmt: skip
-    text = show(False, *events)
-    assert "attempt 001-ab: 2 ranks on 2 node(s), from checkpoint s-4" in text
-    assert "checkpoint step-00000008.001-ab" in text
-    assert "rank 1 on w1 failed" in text
+    ]
+    text = show(*events)
+    assert "resumes from checkpoint step-4: 2 ranks on 2 nodes" in text
+    assert "step 5/9" in text
+    assert "rank 1 on w1 failed: ValueError: row 7" in text
+    assert "job running" in text
+    assert "w0: GPU 93 % 20.0/22 GiB · memory 50.0 %" in text
     assert "noise" not in text
-    assert "noise" in show(False, *events, show_log=True)
+    assert "noise" in show(*events, show_log=True)
