@@ -14,7 +14,7 @@ setup: .venv/.synced
 
 .venv/.synced: pyproject.toml uv.lock | $(filter .tools/bin/uv,$(UV))
 	@echo "installing the locked packages into .venv (the first time about 3 GB are downloaded)"
-	$(UV) sync --frozen
+	UV_COMPILE_BYTECODE=1 $(UV) sync --frozen
 	@touch $@
 
 demo: setup ## the main job on this machine
