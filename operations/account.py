@@ -40,7 +40,11 @@ def _managed(stack: str) -> frozenset[str]:
     """What the stack's state manages; nothing where there is no Pulumi, no such stack, or no access to its state."""
     try:
         exported = subprocess.run(
-            ["pulumi", "stack", "export", "--stack", stack], capture_output=True, text=True, timeout=60, check=True
+            ["pulumi", "stack", "export", "--stack", stack],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return frozenset()

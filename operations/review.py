@@ -118,7 +118,7 @@ def comment(pairs: Sequence[tuple[Json | None, Json]], previews: Mapping[str, st
     `previews`: what ``pulumi preview`` said, by stack."""
     sections = [_section(before, after, (previews or {}).get(after["stack"])) for before, after in pairs]
     head = f"{MARKER}\n## What this change does\n"
-    room = (MAX_COMMENT - len(head)) // max(1, len(sections))
+    room = (MAX_COMMENT - len(head)) // max(1, len(sections)) - 1
     return head + "\n".join(_cut(section, room) for section in sections)
 
 

@@ -300,6 +300,16 @@ def extend(
 
 
 @app.command()
+def image(settings: SettingsFile = None, stack: Stack = None, as_json: Json = False) -> None:
+    """Ask the registry for the digest behind the image's tag, and print the setting that pins it."""
+    from operations.image import resolve_settings_file
+
+    with _output(as_json) as output:
+        found = resolve_settings_file(_settings_file(settings, stack))
+        output.result(found.to_dict(), found.render())
+
+
+@app.command()
 def report(run: RunFolder, as_json: Json = False) -> None:
     """Write report.html of a run folder again."""
     from training.report import write_report

@@ -98,7 +98,7 @@ TOOLS: dict[str, Tool] = {
         Tool("portmap", "cni", f"{_CNI}/meta/portmap", 2),
         Tool("pause", "pause", "efa-finetune/tests/gotools/pause", 2),
         Tool("coredns", "coredns", "github.com/coredns/coredns", 115),
-        Tool("actionlint", "actionlint", "github.com/rhysd/actionlint/cmd/actionlint", 15),
+        Tool("actionlint", "actionlint", "github.com/rhysd/actionlint/cmd/actionlint", 25),
         Tool("kube-router", "kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router", 180),
         Tool(
             "pulumi-resource-kubernetes",
