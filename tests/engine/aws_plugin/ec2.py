@@ -352,7 +352,9 @@ class RouteTableAssociation(Resource):
         return {"routeTableId": found[0]["RouteTableId"], "subnetId": found[0]["SubnetId"]} if found else None
 
     def update(self, cloud: Cloud, id: str, old: Values, new: Values) -> None:
-        cloud.ec2.replace_route_table_association(AssociationId=id, RouteTableId=new["routeTableId"])
+        # Replacing gives the association another id, so an update that changes nothing must not do it.
+        if old.get("routeTableId") != new.get("routeTableId"):
+            cloud.ec2.replace_route_table_association(AssociationId=id, RouteTableId=new["routeTableId"])
 
     def delete(self, cloud: Cloud, id: str, state: Values) -> None:
         cloud.ec2.disassociate_route_table(AssociationId=id)
