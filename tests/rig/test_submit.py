@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +176,7 @@ def test_a_deleted_head_is_15_and_the_same_submit_resumes(finetune: Finetune) ->
 
 @pytest.mark.timeout(900)
 def test_a_killed_submitter_and_a_cut_stream_change_nothing(finetune: Finetune, tmp_path: Path) -> None:
-    running = finetune.submit("orphan")
+    running = finetune.submit("orphan", steps=400)
     running.wait_for(r"training starts")
     running.kill()
     seen = finetune.run("status", "orphan")
@@ -184,7 +187,7 @@ def test_a_killed_submitter_and_a_cut_stream_change_nothing(finetune: Finetune, 
     try:
         through = replace(finetune, folder=tmp_path / "through", outputs=outputs)
         through.folder.mkdir()
-        followed = through.submit("orphan").result()
+        followed = through.submit("orphan", steps=400).result()
         assert followed.status == 0, followed.words
         assert followed.document["submission_id"] == seen.document["submission_id"]
         log = through.run("logs", "orphan").document["lines"]
@@ -242,13 +245,22 @@ def test_rays_own_stopped_is_11_and_no_success(finetune: Finetune) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_package_that_cannot_be_installed_is_said_in_pips_words(finetune: Finetune) -> None:
-    wheel = "absent @ file:///nowhere/absent-1.0-py3-none-any.whl"
-    result = finetune.submit("packages", steps=4, runtime_env__pip=json.dumps([wheel])).result(300)
-    assert result.status == 10, result.words
-    assert "the runtime environment cannot be set up" in result.document["reason"]
+def test_packages_reach_the_workers_or_are_said_to_be_absent_in_pips_words(finetune: Finetune) -> None:
+    stack = finetune.stack
+    absent = "absent @ file:///nowhere/absent-1.0-py3-none-any.whl"
+    result = finetune.submit("packages", steps=4, runtime_env__pip=json.dumps([absent])).result(300)
+    assert result.status == 2, result.words
+    assert "ERROR: Could not install packages" in result.document["reason"]
     assert "/nowhere/absent-1.0-py3-none-any.whl" in result.document["reason"]
-    assert len(result.document["reason"].splitlines()) < 20
+
+    make = f"import base64; open('/tmp/{WHEEL}', 'wb').write(base64.b64decode('{base64.b64encode(wheel()).decode()}'))"
+    stack.kubectl("exec", stack.head_pod(), "--", "python", "-c", make)
+    present = f"rigextra @ file:///tmp/{WHEEL}"
+    result = finetune.submit("packages", steps=4, runtime_env__pip=json.dumps([present])).result(300)
+    assert result.status == 0, result.words
+    for worker in workers(stack):
+        find = "ls /tmp/ray/session_latest/runtime_resources/working_dir_files/*/rigextra.py"
+        stack.kubectl("exec", worker, "--", "sh", "-c", find)
 
 
 @pytest.mark.timeout(600)
@@ -281,6 +293,23 @@ def test_a_cordoned_node_is_12_with_pod_event_and_advice(finetune: Finetune) -> 
     assert "FailedScheduling" in reason or "not scheduled" in reason
     assert f"kubectl uncordon {node}" in reason
     wait_until("head and both workers are ready", lambda: ready_pods(stack) == 3, 300)
+
+
+WHEEL = "rigextra-1.0-py3-none-any.whl"
+
+
+def wheel() -> bytes:
+    """The smallest package that pip takes."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("rigextra.py", "VALUE = 1\n")
+        archive.writestr(
+            "rigextra-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: rigextra\nVersion: 1.0\n"
+        )
+        tag = "Wheel-Version: 1.0\nGenerator: rig\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr("rigextra-1.0.dist-info/WHEEL", tag)
+        archive.writestr("rigextra-1.0.dist-info/RECORD", "")
+    return data.getvalue()
 
 
 def behind_proxy(outputs: StackOutputs, folder: Path) -> tuple[DroppingProxy, Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +21,7 @@ from training.submit.plan import Plan
 PROBE_TIMEOUT_SECONDS = (
     240.0  # first import of Ray's and boto3's packages on a cold node (2026-12: 60 s on two cores)
 )
+INSTALL_TIMEOUT_SECONDS = 600.0
 PARALLEL_PROBES = 8
 
 
@@ -87,6 +88,23 @@ def check_pods(client: JobClient, plan: Plan, bundle: Bundle, state: ClusterStat
     return dict(facts[0].versions)
 
 
+def install_packages(client: JobClient, bundle: Bundle, requirements: Sequence[str]) -> str:
+    """The folder on the head that holds the bundle with these packages. Raises UsageError in pip's own words."""
+    folder = client.push(bundle)
+    if not requirements:
+        return folder
+    with_packages = f"{folder}-packages"
+    answer = ask_inside(
+        client, bundle, ["install", with_packages, *requirements], timeout=INSTALL_TIMEOUT_SECONDS
+    )
+    if answer["error"] is not None:
+        raise UsageError(
+            f"runtime_env.pip cannot be installed on the cluster, so nothing was queued:\n{answer['error']}\n"
+            "Pin versions that exist for the image's Python, and see that the pods reach the package index."
+        )
+    return with_packages
+
+
 def version_problems(facts: list[PodFacts], ray_version: str) -> list[str]:
     """Different versions among the pods, or another Ray than the stack says."""
     problems: list[str] = []
@@ -140,7 +158,11 @@ def _probe(client: JobClient, bundle: Bundle, pod: Pod, arguments: list[str]) ->
 
 
 def ask_inside(
-    client: JobClient, bundle: Bundle, arguments: list[str], pod: Pod | None = None
+    client: JobClient,
+    bundle: Bundle,
+    arguments: list[str],
+    pod: Pod | None = None,
+    timeout: float = PROBE_TIMEOUT_SECONDS,
 ) -> dict[str, Any]:
     """Runs training/submit/inside.py in a pod (the head where none is given) and returns what it prints."""
     folder = client.push(bundle, pod)
@@ -150,9 +172,9 @@ def ask_inside(
     def ask() -> dict[str, Any]:
         result: ExecResult
         if pod is None:
-            result = client.cluster.on_head(command, timeout=PROBE_TIMEOUT_SECONDS)
+            result = client.cluster.on_head(command, timeout=timeout)
         else:
-            result = client.cluster.on_pod(pod, command, timeout=PROBE_TIMEOUT_SECONDS)
+            result = client.cluster.on_pod(pod, command, timeout=timeout)
         if result.status != 0:
             where = "the head" if pod is None else pod.name
             raise UsageError(

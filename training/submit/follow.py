@@ -155,9 +155,9 @@ def resources_never_came(cluster: Cluster, seconds: float) -> ResourcesNeverCame
 
 def head_was_replaced(submission_id: str, come_back: str) -> ContactLost:
     return ContactLost(
-        f"Ray no longer knows the job {submission_id}: the head pod was replaced, and the job ended with it. Its "
-        "checkpoints are in the run folder: the same `finetune submit` again goes on from the newest complete one. "
-        f"State: {come_back}"
+        f"Ray no longer knows the job {submission_id}: the head was replaced or started anew, and the job ended with "
+        "it. Its checkpoints are in the run folder: the same `finetune submit` again goes on from the newest complete "
+        f"one. State: {come_back}"
     )
 
 

@@ -5,6 +5,7 @@
 - `check JOB_FILE RUN_URI`: versions, and the problems that this pod has with storage, model and data;
 - `fetch RUN_URI NAME...`: files of the run folder, base64; null for one that is not there;
 - `steps RUN_URI`: the complete checkpoints and the last metrics line of the run folder;
+- `install FOLDER REQUIREMENT...`: copies the code to FOLDER and installs packages beside it; `error` in pip's words;
 - `stop RUN_URI`: asks the training loop for a last checkpoint and a clean end.
 Imports only what the image ships.
 """
@@ -15,6 +16,7 @@ import base64
 import json
 import os
 import platform
+import shutil
 import sys
 import uuid
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from typing import Any
 from training.data.config import SourceSpec, hub_id, source_kind
 from training.job import JobSpec, job_from_yaml
 from training.storage import open_storage, s3_client
+from training.submit import packages
 
 STOP_FILE = "control/stop"  # what training.loop looks for
 PACKAGES = ("ray", "torch", "transformers")
@@ -176,6 +179,21 @@ def steps(run_uri: str) -> dict[str, Any]:
     return {"checkpoints": complete, "last": last}
 
 
+def install_packages(folder: Path, requirements: list[str]) -> dict[str, Any]:
+    """`packages`: name -> version of what was installed; `error`: why nothing was, else null."""
+    if folder.is_dir():
+        return {"packages": {}, "error": None}  # an earlier call has done it
+    part = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    shutil.copytree(Path.cwd(), part)
+    try:
+        installed = packages.install(requirements, part)
+    except packages.PackageError as error:
+        shutil.rmtree(part)
+        return {"packages": {}, "error": str(error)}
+    part.rename(folder)
+    return {"packages": installed, "error": None}
+
+
 def main(arguments: list[str]) -> dict[str, Any]:
     match arguments:
         case ["versions"]:
@@ -187,6 +205,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
             return {"files": fetch(run_uri, names)}
         case ["steps", run_uri]:
             return steps(run_uri)
+        case ["install", folder, *requirements]:
+            return install_packages(Path(folder), requirements)
         case ["stop", run_uri]:
             open_storage(run_uri).write_text(STOP_FILE, "")
             return {}

@@ -88,13 +88,12 @@ class JobClient:
     def submit(
         self,
         submission_id: str,
-        bundle: Bundle,
+        folder: str,
         entrypoint: Sequence[str],
         runtime_env: Mapping[str, Any],
         metadata: Mapping[str, str],
     ) -> None:
         """Queues the job once, however often the call has to be repeated. Raises UsageError when Ray refuses it."""
-        folder = self.push(bundle)
         command = [
             "ray", "job", "submit", "--address", f"http://127.0.0.1:{DASHBOARD_PORT}", "--no-wait",
             "--submission-id", submission_id, "--working-dir", folder,

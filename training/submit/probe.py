@@ -38,9 +38,8 @@ def probe(
         name = f"probe-{uuid.uuid4().hex[:8]}"
         with access.client(target, f"finetune logs {name} {access.flags()}") as client:
             wait_until_ready(client.cluster, limits.resources, lambda state: output.say(state.summary()))
-            client.submit(
-                name, code_bundle(), command, {"env_vars": {"PYTHONUNBUFFERED": "1"}}, {"name": "probe"}
-            )
+            folder = client.push(code_bundle())
+            client.submit(name, folder, command, {"env_vars": {"PYTHONUNBUFFERED": "1"}}, {"name": "probe"})
             with TerminalView(output.console, False) as view:
                 ending = Follower(client, name, view, limits, target.gpus_per_worker > 0).follow()
             result = _result(read_log(client, name)[1])

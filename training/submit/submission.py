@@ -15,7 +15,13 @@ from training.hardware import hardware_of_stack
 from training.job import JobSpec, load_job
 from training.planning import Prediction
 from training.submit.bundle import JOB_FILE, TARGET_FILE, Bundle, build_bundle
-from training.submit.checks import check_free, check_pods, check_resources, local_differences
+from training.submit.checks import (
+    check_free,
+    check_pods,
+    check_resources,
+    install_packages,
+    local_differences,
+)
 from training.submit.cluster import ClusterState
 from training.submit.ending import STOP_GRACE_SECONDS, fetch, finish, read_log, stop_and_wait
 from training.submit.follow import (
@@ -31,11 +37,6 @@ from training.submit.job_client import JobClient, RayJob
 from training.submit.outcome import SUMMARY_FILE
 from training.submit.plan import Plan, make_plan
 from training.submit.session import Access, Output
-
-# pip in the runtime environment: Ray would wait 600 s, and a cluster without a route to the index retries
-# (2026-12).
-PIP_TIMEOUT_SECONDS = 300
-PIP_OPTIONS = ["--disable-pip-version-check", "--no-cache-dir", "--retries", "1", "--timeout", "15"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Submission:
         versions = check_pods(client, plan, bundle, state)
         for difference in local_differences(versions):
             self.output.say(f"note: {difference}", "yellow")
+        folder = install_packages(client, bundle, plan.job.runtime_env.pip)
         self._ask(yes)
         check_free(client, base, self.limits.resources, self._tell_busy)
         name = base if last is None else f"{base}-{len(earlier) + 1}"
@@ -89,7 +91,7 @@ class Submission:
             "run": plan.run_uri,
             "require": plan.require,
         }
-        client.submit(name, bundle, entrypoint(plan), runtime_env(plan.job), metadata)
+        client.submit(name, folder, entrypoint(plan), runtime_env(plan.job), metadata)
         self.output.say(f"submitted as {name}")
         return name
 
@@ -223,16 +225,12 @@ def entrypoint(plan: Plan) -> list[str]:
 
 
 def runtime_env(job: JobSpec) -> dict[str, Any]:
-    """Ray's runtime environment: the job's variables and packages."""
-    following = {
+    """Ray's runtime environment: the job's variables, and what makes its log readable. Packages are in the folder."""
+    readable = {
         "PYTHONUNBUFFERED": "1",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # with it, each line that a rank prints comes twice
     }
-    environment: dict[str, Any] = {"env_vars": following | job.runtime_env.env}
-    if job.runtime_env.pip:
-        environment["pip"] = {"packages": list(job.runtime_env.pip), "pip_install_options": PIP_OPTIONS}
-        environment["config"] = {"setup_timeout_seconds": PIP_TIMEOUT_SECONDS}
-    return environment
+    return {"env_vars": readable | job.runtime_env.env}
 
 
 def _has_summary(client: JobClient, run_uri: str) -> bool:

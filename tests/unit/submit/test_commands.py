@@ -15,6 +15,8 @@ from training.submit import commands, ending, submission
 from training.submit.follow import Follower, Limits
 from training.submit.session import Access
 
+pytestmark = pytest.mark.slow  # each runs kubectl and Python as often as a real submit: 3 s (2026-12)
+
 FAST = Limits(poll=0.05, resources=1.0)
 SUMMARY = {"name": "tiny", "status": "succeeded", "steps": 4, "last_loss": 3.5, "restarts": 0}
 
@@ -244,6 +246,10 @@ def test_another_job_that_holds_the_gpus_is_named(
         (["data.source=/no/data.jsonl"], "data.source /no/data.jsonl cannot be read from this pod"),
         (["runtime_env.env.HF_TOKEN=x"], "Kubernetes Secret"),
         (["stepz=4"], "unknown key stepz"),
+        (
+            ["runtime_env.pip=['absent @ file:///no/absent-1.0-py3-none-any.whl']"],
+            "ERROR: Could not install packages",
+        ),
     ],
 )
 def test_what_cannot_run_is_2_before_anything_is_queued(

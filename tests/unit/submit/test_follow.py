@@ -101,7 +101,7 @@ def test_a_replaced_head_is_contact_lost_and_says_what_to_do(
     client: JobClient, running: FakeCluster, time: Time
 ) -> None:
     time.plan = [(3.0, running.replace_head)]
-    with pytest.raises(ContactLost, match=r"(?s)head pod was replaced.*same `finetune submit` again"):
+    with pytest.raises(ContactLost, match=r"(?s)head was replaced.*same `finetune submit` again"):
         follower(client, View(), time).follow()
 
 

@@ -100,7 +100,7 @@ def test_without_one_the_logs_first_failure_and_rays_first_line_are_shown() -> N
     assert (outcome.failure, outcome.reason) == (seen, "exit code 1")
 
 
-def test_a_package_that_cannot_be_installed_is_told_in_pips_words() -> None:
+def test_a_runtime_environment_that_cannot_be_set_up_is_told_in_its_own_words() -> None:
     message = (
         "runtime_env setup failed: Failed to set up runtime environment.\nCould not create the actor "
         "because its "
