@@ -35,6 +35,7 @@ def check_aws(session: boto3.Session, settings: StackSettings) -> list[Check]:
         ("instance type", look.instance_type),
         ("zone offering", look.offering),
         ("quota", look.quotas),
+        ("node groups", look.node_groups),
     ]
     if settings.reservation_id:
         jobs.append(("reservation", look.reservation))
@@ -82,6 +83,7 @@ class _Look:
         self._settings = settings
         self._ec2 = _client(session, "ec2", settings)
         self._quotas = _client(session, "service-quotas", settings)
+        self._eks = _client(session, "eks", settings)
 
     def zones(self) -> Iterator[Check]:
         settings = self._settings
@@ -199,6 +201,32 @@ class _Look:
         tags = self._settings.instance_tags
         return all(running.tags.get(key) == tags[key] for key in ("project", "stack"))
 
+    def node_groups(self) -> Iterator[Check]:
+        """What EKS itself says of the groups: here stands why nodes do not come. Nothing before the first update."""
+        cluster, settings = self._settings.name, self._settings
+        try:
+            pages = self._eks.get_paginator("list_nodegroups").paginate(clusterName=cluster)
+            names = [name for page in pages for name in page["nodegroups"]]
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != "ResourceNotFoundException":
+                raise
+            return
+        for name in names:
+            group = self._eks.describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+            size, status = group["scalingConfig"]["desiredSize"], group["status"]
+            issues = group.get("health", {}).get("issues", [])
+            look = (
+                f"aws eks describe-nodegroup --cluster-name {cluster} --nodegroup-name {name} "
+                f"--region {settings.region}"
+            )
+            if issues:
+                said = "; ".join(f"{one['code']}: {one['message']}" for one in issues)
+                yield fail(f"node group {name}", said, _mend(issues, look))
+            elif status in ("CREATE_FAILED", "DELETE_FAILED", "DEGRADED"):
+                yield fail(f"node group {name}", f"{status}, without a reason", look)
+            else:
+                yield ok(f"node group {name}", f"{status.lower()}, {size} nodes wanted")
+
     def reservation(self) -> Iterator[Check]:
         settings = self._settings
         wanted = settings.reservation_id
@@ -254,6 +282,13 @@ class _Look:
                 f"--instance-count {total - free - mine + settings.gpu_count} --region {settings.region}",
             )
         return ok("reservation", facts)
+
+
+def _mend(issues: Sequence[dict[str, Any]], look: str) -> str:
+    text = " ".join(f"{one['code']} {one['message']}" for one in issues)
+    if "InsufficientInstanceCapacity" in text or "AsgInstanceLaunchFailures" in text:
+        return "finetune zones --probe  (another gpuZone, or a reservation); docs/recovery.md, No capacity"
+    return look
 
 
 def zones_offering(ec2: Any, instance_type: str) -> list[str]:

@@ -233,7 +233,9 @@ class NodeGroup(_Tagged):
                     "remoteAccessSecurityGroupId": "",
                 }
             ],
-            "updateConfig": pick(found["updateConfig"], "maxUnavailable", "maxUnavailablePercentage"),
+            "updateConfig": pick(
+                found["updateConfig"], "maxUnavailable", "maxUnavailablePercentage", "updateStrategy"
+            ),
             "nodeRepairConfig": found.get("nodeRepairConfig") or {"enabled": False},
             "diskSize": found.get("diskSize") or 20,
         }

@@ -44,6 +44,8 @@ def assert_all_have_a_fix(checks: list[Check]) -> None:
 def aws_checks(aws: FakeAws, settings: StackSettings, **change: Any) -> dict[str, Check]:
     if "GetServiceQuota" not in aws.answers:
         aws.answer("GetServiceQuota", quota(ENOUGH))
+    if "ListNodegroups" not in aws.answers:
+        aws.answer("ListNodegroups", AwsError("ResourceNotFoundException"))
     checks = check_aws(aws.session(), settings.model_copy(update=change))
     assert_all_have_a_fix(checks)
     return by_name(checks)
@@ -273,6 +275,35 @@ class TestAws:
         aws.answer("DescribeAvailabilityZones", EndpointConnectionError(endpoint_url="https://ec2"))
 
         assert aws_checks(aws, settings)["zones"].status == "fail"
+
+
+class TestNodeGroups:
+    def describe(self, aws: FakeAws, **change: Any) -> None:
+        aws.answer("ListNodegroups", {"nodegroups": ["efa-dev-gpu-1"]})
+        group = {"status": "ACTIVE", "scalingConfig": {"desiredSize": 2}, **change}
+        aws.answer("DescribeNodegroup", {"nodegroup": group})
+
+    def test_well(self, aws: FakeAws, settings: StackSettings) -> None:
+        self.describe(aws)
+
+        assert aws_checks(aws, settings)["node group efa-dev-gpu-1"].detail == "active, 2 nodes wanted"
+
+    def test_no_capacity(self, aws: FakeAws, settings: StackSettings) -> None:
+        issue = {"code": "AsgInstanceLaunchFailures", "message": "InsufficientInstanceCapacity in us-west-2a"}
+        self.describe(aws, health={"issues": [issue]}, status="DEGRADED")
+
+        check = aws_checks(aws, settings)["node group efa-dev-gpu-1"]
+
+        assert check.status == "fail"
+        assert check.fix.startswith("finetune zones --probe")
+
+    def test_failed_without_a_reason(self, aws: FakeAws, settings: StackSettings) -> None:
+        self.describe(aws, status="CREATE_FAILED")
+
+        check = aws_checks(aws, settings)["node group efa-dev-gpu-1"]
+
+        assert check.status == "fail"
+        assert check.fix.startswith("aws eks describe-nodegroup --cluster-name efa-dev")
 
 
 def instance(kind: str, tags: dict[str, str], lifecycle: str | None = None) -> dict[str, Any]:
@@ -635,6 +666,7 @@ class TestDoctor:
 
     def run(self, aws: FakeAws, path: Path | None, outputs: StackOutputs | None = None) -> Report:
         aws.answer("GetServiceQuota", quota(ENOUGH))
+        aws.answer("ListNodegroups", AwsError("ResourceNotFoundException"))
 
         def no_outputs(stack: str) -> StackOutputs:
             raise UsageError(f"stack {stack}: no stack selected")
