@@ -13,9 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 from botocore.validate import validate_parameters
 from moto import mock_aws
+
+# The models of the services are megabytes of JSON: read once, not once a session.
+_MODELS = botocore.session.Session().get_component("data_loader")
 
 Answer = Mapping[str, Any] | Exception | Callable[[dict[str, Any]], Any]
 
@@ -43,9 +47,9 @@ class FakeAws:
         return [parameters for name, parameters in self.calls if name == operation]
 
     def session(self) -> Any:
-        session = boto3.Session(
-            aws_access_key_id="test", aws_secret_access_key="test", region_name="us-west-2"
-        )
+        core = botocore.session.Session()
+        core.register_component("data_loader", _MODELS)
+        session = boto3.Session("test", "test", region_name="us-west-2", botocore_session=core)
         session.events.register("provide-client-params", self._record)
         session.events.register("before-call", self._before_call)
         return session

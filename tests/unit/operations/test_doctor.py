@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Callable
@@ -395,11 +396,17 @@ def operator(version: str = KUBERAY_VERSION, namespace: str = "kuberay-operator"
     }
 
 
+@functools.cache
+def released_crds() -> dict[str, Any]:
+    """Megabytes to parse, so once."""
+    return {crd["metadata"]["name"]: crd for crd in packaged_crds()}
+
+
 class FakeKubectl:
     """The answers of kubectl, by the first argument of get."""
 
     def __init__(self, **answers: Any) -> None:
-        crds = {crd["metadata"]["name"]: crd for crd in packaged_crds()}
+        crds = released_crds()
         self.answers: dict[str, Any] = {
             "nodes": {"items": [node("a"), node("b")]},
             "deployments": {"items": [operator()]},
