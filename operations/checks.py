@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Group, RenderableType
 from rich.text import Text
 
 from training.errors import FinetuneError
@@ -58,17 +57,15 @@ class Report:
         counts = {status: sum(check.status == status for check in self.checks) for status in _STYLES}
         return {"checks": [check.to_dict() for check in self.checks], **counts}
 
-    def view(self) -> RenderableType:
-        lines: list[RenderableType] = []
+    def view(self) -> Text:
+        """For people: one line a check, and below it the command, whole, so that it can be copied."""
+        lines: list[Text] = []
         for check in self.checks:
-            lines.append(
-                Text.assemble(
-                    (f"{check.status:<5}", _STYLES[check.status]), (check.name, "bold"), f": {check.detail}"
-                )
-            )
+            status = (f"{check.status:<5}", _STYLES[check.status])
+            lines.append(Text.assemble(status, (check.name, "bold"), f": {check.detail}"))
             if check.fix:
                 lines.append(Text(f"     fix: {check.fix}", style="cyan"))
-        return Group(*lines)
+        return Text("\n").join(lines)
 
 
 Job = tuple[str, Callable[[], Iterable[Check]]]

@@ -69,7 +69,8 @@ class Output:
         if self.json_mode:
             self._write_object(value)
         elif view is not None:
-            Console(highlight=False).print(view)
+            # Text has commands to copy: no line is broken.
+            Console(highlight=False).print(view, soft_wrap=isinstance(view, (str, Text)), markup=False)
         else:
             Console(highlight=False, soft_wrap=True).print(to_json(value, indent=2), markup=False)
 
