@@ -169,7 +169,7 @@ def _torch_varlen(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    gqa = {"enable_gqa": True} if VARLEN_ASKS_FOR_GQA and q.shape[1] != k.shape[1] else {}
+    gqa: dict[str, Any] = {"enable_gqa": True} if VARLEN_ASKS_FOR_GQA and q.shape[1] != k.shape[1] else {}
     return varlen_attn(
         q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1),
         borders, borders, longest, longest, scale=scale, window_size=window, **gqa,

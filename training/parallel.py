@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # pyright: ignore[reportPrivateUsage]
@@ -164,7 +164,7 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
 
 def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
     """On CUDA the blocks that can run by our fused operations do; with model.float8 every block must."""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    capability: tuple[int, int] = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     if job.model.float8 and capability < (8, 9):
         found = (
             f"a GPU of capability {capability[0]}.{capability[1]}"
@@ -179,7 +179,10 @@ def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
     mlp = float8.Float8MLP if job.model.float8 else swiglu.SwiGLUMLP
     attention = float8.Float8Attention if job.model.float8 else qkv.FusedQKVAttention
     for block in model.blocks:
-        fused = [swiglu.use(block.mlp, mlp), qkv.use(block.self_attn, attention)]
+        fused = [
+            swiglu.use(cast("nn.Module", block.mlp), mlp),
+            qkv.use(cast("nn.Module", block.self_attn), attention),
+        ]
         if job.model.float8 and not all(fused):
             raise UsageError(
                 f"model.float8 is not possible for {model.config.model_type} with these layers: it needs a gated MLP with "

@@ -74,7 +74,11 @@ def kernels(name: str, ours: Ours, steps: int = 2) -> None:
         ours.steps(steps)
         torch.cuda.synchronize()
     rows = [
-        {"kernel": row.key[:200], "ms": round(row.self_device_time_total / 1e3 / steps, 3), "calls": row.count // steps}
+        {
+            "kernel": row.key[:200],
+            "ms": round(row.self_device_time_total / 1e3 / steps, 3),
+            "calls": row.count // steps,
+        }
         for row in found.key_averages()
         if row.self_device_time_total
     ]

@@ -39,7 +39,9 @@ def time_ms(run: Callable[[], Any], repeat: int = 20) -> float:
 
 def inputs() -> list[Tensor]:
     return [
-        torch.randn(1, TOKENS, heads, CHANNELS, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        torch.randn(1, TOKENS, heads, CHANNELS, device="cuda", dtype=torch.bfloat16)
+        .transpose(1, 2)
+        .requires_grad_()
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     ]
 

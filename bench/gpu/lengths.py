@@ -83,7 +83,10 @@ def main(only: list[str]) -> None:
     settings: dict[str, dict[str, Any]] = {
         "TRL default (bfd packing, checkpointing)": {"gradient_checkpointing": True},
         "TRL bfd packing + Liger, no checkpointing": {"use_liger_kernel": True},
-        "TRL wrapped packing + Liger, no checkpointing": {"use_liger_kernel": True, "packing_strategy": "wrapped"},
+        "TRL wrapped packing + Liger, no checkpointing": {
+            "use_liger_kernel": True,
+            "packing_strategy": "wrapped",
+        },
     }
     for name, changes in settings.items():
         if only and not any(wanted in name for wanted in only):

@@ -167,7 +167,11 @@ class Ours:
 
     def losses(self) -> list[float]:
         """Of every step so far."""
-        return [record["loss"] for record in self.trainer.log.records()] if self.trainer.log else []
+        return (
+            [line["loss"] for line in self.trainer.log.records() if "loss" in line]
+            if self.trainer.log
+            else []
+        )
 
     @property
     def loss(self) -> float | None:

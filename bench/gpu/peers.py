@@ -91,14 +91,18 @@ class Bench:
             "disable_tqdm": True, "gradient_checkpointing": False, **changes,
         }  # fmt: skip
 
-    def trainer(self, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> tuple[list[Any], float | None, int]:
+    def trainer(
+        self, dtype: torch.dtype = torch.bfloat16, **changes: Any
+    ) -> tuple[list[Any], float | None, int]:
         from datasets import Dataset
         from transformers import Trainer, TrainingArguments
 
         rows = self.rows()
         data = Dataset.from_dict({"input_ids": rows, "labels": rows}).with_format("torch")
         arguments = TrainingArguments(**self.arguments(**changes))
-        return self.run_trainer(_in_order(Trainer)(self.hugging_face_model(dtype), arguments, train_dataset=data), TOKENS)
+        return self.run_trainer(
+            _in_order(Trainer)(self.hugging_face_model(dtype), arguments, train_dataset=data), TOKENS
+        )
 
     def trl(
         self, documents: list[list[int]] | None = None, dtype: torch.dtype = torch.bfloat16, **changes: Any
@@ -166,7 +170,9 @@ class Bench:
             for name, parameter in model.named_parameters():
                 parameter.to_local().copy_(self.weights[_hugging_face_name(name)])
         loss_function = torch.compile(cross_entropy_loss)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
         marks: list[Any] = []
         losses: list[Tensor] = []
         for batch in self.batches:
@@ -210,9 +216,15 @@ PEERS: dict[str, Callable[[Bench], tuple[list[Any], float | None, int]]] = {
     "torchtitan 0.2.2, tied group, no reshard": lambda bench: bench.torchtitan(tuned=True),
     "HF Trainer, bf16 weights": lambda bench: bench.trainer(),
     "HF Trainer, torch_compile, bf16 weights": lambda bench: bench.trainer(torch_compile=True),
-    "TRL default (bfd packing, checkpointing), bf16 weights": lambda bench: bench.trl(gradient_checkpointing=True),
-    "TRL wrapped packing + Liger, bf16 weights": lambda bench: bench.trl(packing_strategy="wrapped", use_liger_kernel=True),
-    "HF Trainer + Liger, fp32 weights and autocast": lambda bench: bench.trainer(torch.float32, use_liger_kernel=True),
+    "TRL default (bfd packing, checkpointing), bf16 weights": lambda bench: bench.trl(
+        gradient_checkpointing=True
+    ),
+    "TRL wrapped packing + Liger, bf16 weights": lambda bench: bench.trl(
+        packing_strategy="wrapped", use_liger_kernel=True
+    ),
+    "HF Trainer + Liger, fp32 weights and autocast": lambda bench: bench.trainer(
+        torch.float32, use_liger_kernel=True
+    ),
 }
 
 

@@ -40,5 +40,11 @@ def test_float8_mlp_is_near_the_exact_one() -> None:
 
 def test_float8_linear_takes_a_batch_and_a_bias() -> None:
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(2, 16, 32).bfloat16(), torch.randn(48, 32).bfloat16(), torch.randn(48).bfloat16()
-    assert relative(float8.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())) < 0.06
+    x, weight, bias = (
+        torch.randn(2, 16, 32).bfloat16(),
+        torch.randn(48, 32).bfloat16(),
+        torch.randn(48).bfloat16(),
+    )
+    assert (
+        relative(float8.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())) < 0.06
+    )

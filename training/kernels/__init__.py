@@ -13,7 +13,9 @@ import torch
 _LIBRARY = torch.library.Library("finetune", "FRAGMENT")
 
 
-def operation(schema: str, *, plain: Callable[..., Any], cuda: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+def operation(
+    schema: str, *, plain: Callable[..., Any], cuda: Callable[..., Any], shapes: Callable[..., Any]
+) -> Any:
     """Registers an operation that compiled graphs hold as one node.
 
     plain, cuda: its implementations; shapes: empty results, for tracing. At this level and not by

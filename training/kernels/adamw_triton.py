@@ -2,7 +2,7 @@
 
 torch's fused kernel writes the scaled gradient back and reaches 3.3 TB/s on an H200; this one does neither.
 """
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -47,5 +47,3 @@ def step(
         parameter, grad, exp_avg, exp_avg_sq, num_updates, grad_scale, found_inf, parameter.numel(),
         learning_rate, betas[0], betas[1], eps, weight_decay, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
-
-

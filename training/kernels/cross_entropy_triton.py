@@ -2,7 +2,7 @@
 
 Imported on CUDA alone; loss.py holds the plain PyTorch path.
 """
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -27,7 +27,9 @@ def _rows(logits, targets, losses, vocab, stride, IGNORE: tl.constexpr, BLOCK: t
     highest = float("-inf")
     total = 0.0
     for start in range(0, vocab, BLOCK):
-        x = tl.load(logits + start + columns, mask=start + columns < vocab, other=float("-inf")).to(tl.float32)
+        x = tl.load(logits + start + columns, mask=start + columns < vocab, other=float("-inf")).to(
+            tl.float32
+        )
         new_highest = tl.maximum(highest, tl.max(x))
         total = total * tl.exp(highest - new_highest) + tl.sum(tl.exp(x - new_highest))
         highest = new_highest

@@ -22,27 +22,28 @@ LARGEST = 448.0
 SCALE_STRIDE = 64
 
 
-def _plain_cast(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _plain_cast(x: Tensor, scale: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
     cast = (x.float() * scale).to(E4M3)
-    return cast, cast.t().contiguous()
+    return cast, cast.t().contiguous() if turn else cast.new_empty(0, 0)
 
 
-def _cuda_cast(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _cuda_cast(x: Tensor, scale: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
     from training.kernels import float8_triton
 
-    return float8_triton.cast(x, scale)
+    return float8_triton.cast(x, scale, turn)
 
 
-def _cast_shapes(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+def _cast_shapes(x: Tensor, _: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
-    return x.new_empty(rows, columns, dtype=E4M3), x.new_empty(columns, rows, dtype=E4M3)
+    turned = x.new_empty((columns, rows) if turn else (0, 0), dtype=E4M3)
+    return x.new_empty(rows, columns, dtype=E4M3), turned
 
 
 float8_cast = operation(
-    "float8_cast(Tensor x, Tensor scale) -> (Tensor, Tensor)",
+    "float8_cast(Tensor x, Tensor scale, bool turn) -> (Tensor, Tensor)",
     plain=_plain_cast, cuda=_cuda_cast, shapes=_cast_shapes,
 )  # fmt: skip
-"""x [rows, columns] times a scalar, in float8: as it is, and transposed [columns, rows]."""
+"""x [rows, columns] times a scalar, in float8: as it is, and (empty without turn) transposed [columns, rows]."""
 
 _Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -53,7 +54,7 @@ def _plain_swiglu(grad: Tensor, gate: Tensor, up: Tensor) -> _Six:
     for index, tensor in enumerate(swiglu_backward(grad, gate, up)):
         scale = _scale(tensor)
         scales[index, 0] = scale.reciprocal()
-        parts += float8_cast(tensor, scale)
+        parts += float8_cast(tensor, scale, True)
     grad_gate, grad_gate_t, grad_up, grad_up_t, _, product_t = parts
     return grad_gate, grad_gate_t, grad_up, grad_up_t, product_t, scales
 
@@ -88,17 +89,19 @@ def _scale(x: Tensor) -> Tensor:
     return LARGEST / x.abs().amax().float().clamp(min=1e-12)
 
 
-def _cast(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _cast(x: Tensor, turn: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """(x in float8, transposed, what to multiply it with)."""
     scale = _scale(x)
-    return *float8_cast(x, scale), scale.reciprocal()
+    return *float8_cast(x, scale, turn), scale.reciprocal()
 
 
 def _plain_product(left: Tensor, right_t: Tensor, left_scale: Tensor, right_scale: Tensor, _: bool) -> Tensor:
     return ((left.float() * left_scale) @ (right_t.float() * right_scale).t()).bfloat16()
 
 
-def _cuda_product(left: Tensor, right_t: Tensor, left_scale: Tensor, right_scale: Tensor, fast: bool) -> Tensor:
+def _cuda_product(
+    left: Tensor, right_t: Tensor, left_scale: Tensor, right_scale: Tensor, fast: bool
+) -> Tensor:
     return torch._scaled_mm(  # pyright: ignore[reportPrivateUsage]
         left, right_t.t(), left_scale, right_scale, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
@@ -130,7 +133,9 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
         x8t, x_scale, w8t, w_scale = ctx.saved_tensors
         grad, grad_t, grad_scale = _cast(grad_outputs[0])
-        return _product(grad, w8t, grad_scale, w_scale, False), _product(grad_t, x8t, grad_scale, x_scale, False)
+        return _product(grad, w8t, grad_scale, w_scale, False), _product(
+            grad_t, x8t, grad_scale, x_scale, False
+        )
 
 
 class _MLP(torch.autograd.Function):
@@ -142,7 +147,7 @@ class _MLP(torch.autograd.Function):
         down8, down8t, down_scale = _cast(down)
         gated = _product(x8, gate8, x_scale, gate_scale, True)
         upped = _product(x8, up8, x_scale, up_scale, True)
-        product, _, product_scale = _cast(F.silu(gated) * upped)
+        product, _, product_scale = _cast(F.silu(gated) * upped, turn=False)
         ctx.save_for_backward(
             x8t, x_scale, gated, upped, gate8t, gate_scale, up8t, up_scale, down8t, down_scale
         )

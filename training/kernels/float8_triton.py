@@ -1,5 +1,5 @@
 """Triton kernels of float8.py: casts that write both layouts in one pass. Imported on CUDA alone."""
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -26,21 +26,22 @@ def _store_transposed(out, turned, values, inside):
 
 
 @triton.jit
-def _cast(x, scale, out, out_t, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+def _cast(x, scale, out, out_t, rows, columns, TURN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
     straight, turned, inside = _tile(rows, columns, ROWS, COLUMNS)
     values = tl.load(x + straight, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
     cast = values.to(tl.float8e4nv)
     tl.store(out + straight, cast, mask=inside)
-    _store_transposed(out_t, turned, cast, inside)
+    if TURN:
+        _store_transposed(out_t, turned, cast, inside)
 
 
-def cast(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def cast(x: Tensor, scale: Tensor, turn: bool) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=E4M3, device=x.device)
-    out_t = torch.empty(columns, rows, dtype=E4M3, device=x.device)
+    out_t = torch.empty((columns, rows) if turn else (0, 0), dtype=E4M3, device=x.device)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
-    _cast[grid](x, scale, out, out_t, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=8)
+    _cast[grid](x, scale, out, out_t, rows, columns, TURN=turn, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=8)
     return out, out_t
 
 
@@ -56,11 +57,19 @@ def _gradients(grad, gate, up, offsets, inside):
 
 @triton.jit
 def _largest(grad, gate, up, largest, numel, STRIDE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    grad_gate, grad_up, product = _gradients(grad, gate, up, offsets, offsets < numel)
-    tl.atomic_max(largest, tl.max(tl.abs(grad_gate)))
-    tl.atomic_max(largest + STRIDE, tl.max(tl.abs(grad_up)))
-    tl.atomic_max(largest + 2 * STRIDE, tl.max(tl.abs(product)))
+    """Few programs that each take many blocks: one atomic operation a block would be the bottleneck."""
+    highest_gate = tl.zeros([BLOCK], dtype=tl.float32)
+    highest_up = tl.zeros([BLOCK], dtype=tl.float32)
+    highest_product = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        grad_gate, grad_up, product = _gradients(grad, gate, up, offsets, offsets < numel)
+        highest_gate = tl.maximum(highest_gate, tl.abs(grad_gate))
+        highest_up = tl.maximum(highest_up, tl.abs(grad_up))
+        highest_product = tl.maximum(highest_product, tl.abs(product))
+    tl.atomic_max(largest, tl.max(highest_gate))
+    tl.atomic_max(largest + STRIDE, tl.max(highest_up))
+    tl.atomic_max(largest + 2 * STRIDE, tl.max(highest_product))
 
 
 @triton.jit
@@ -86,10 +95,9 @@ def swiglu_backward(
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     rows, columns = gate.shape
     largest = torch.zeros(3, SCALE_STRIDE, dtype=torch.float32, device=gate.device)
-    block = 8192
-    _largest[(triton.cdiv(gate.numel(), block),)](
-        grad, gate, up, largest, gate.numel(), STRIDE=SCALE_STRIDE, BLOCK=block, num_warps=8
-    )
+    assert gate.numel() < 2**31
+    programs = 8 * torch.cuda.get_device_properties(gate.device).multi_processor_count
+    _largest[(programs,)](grad, gate, up, largest, gate.numel(), STRIDE=SCALE_STRIDE, BLOCK=2048, num_warps=8)
     scales = largest.clamp_(min=1e-12).div_(LARGEST)
     straight = [torch.empty(rows, columns, dtype=E4M3, device=gate.device) for _ in range(2)]
     turned = [torch.empty(columns, rows, dtype=E4M3, device=gate.device) for _ in range(3)]

@@ -41,7 +41,7 @@ class FusedQKVAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         layers = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([layer.weight for layer in layers])
-        bias = None if self.q_proj.bias is None else torch.cat([layer.bias for layer in layers])
+        bias = None if self.q_proj.bias is None else torch.cat([layer.bias for layer in layers])  # pyright: ignore[reportUnnecessaryComparison]
         heads = self.product(hidden_states, weight, bias).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         num_heads, num_kv_heads = (layer.weight.shape[0] // self.head_dim for layer in layers[:2])
         query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)

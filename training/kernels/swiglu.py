@@ -79,7 +79,7 @@ def use(mlp: nn.Module, fused: type[nn.Module] = SwiGLUMLP) -> bool:
     The class is changed, not the instance: compiled blocks then share one graph.
     """
     layers = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    plain = all(type(layer) is nn.Linear and layer.bias is None for layer in layers)
+    plain = all(type(layer) is nn.Linear and layer.bias is None for layer in layers)  # pyright: ignore[reportUnnecessaryComparison]
     activation = getattr(mlp, "act_fn", None)
     if not plain or type(activation).__name__ not in ("SiLU", "SiLUActivation"):
         return False

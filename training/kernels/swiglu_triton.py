@@ -1,5 +1,5 @@
 """The Triton kernel of swiglu.swiglu_backward. Imported on CUDA alone."""
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -18,7 +18,11 @@ def _backward(grad, gate, up, grad_gate, grad_up, product, numel, BLOCK: tl.cons
     d = tl.load(grad + offsets, mask=inside).to(tl.float32)
     sigmoid = tl.sigmoid(g)
     silu = g * sigmoid
-    tl.store(grad_gate + offsets, (d * u * (sigmoid + silu * (1 - sigmoid))).to(grad_gate.dtype.element_ty), mask=inside)
+    tl.store(
+        grad_gate + offsets,
+        (d * u * (sigmoid + silu * (1 - sigmoid))).to(grad_gate.dtype.element_ty),
+        mask=inside,
+    )
     tl.store(grad_up + offsets, (d * silu).to(grad_up.dtype.element_ty), mask=inside)
     # Rounded as forward rounds: first silu, then the product.
     rounded = silu.to(product.dtype.element_ty).to(tl.float32)
