@@ -245,11 +245,11 @@ def _ray_cluster(kubectl: Kubectl, target: StackOutputs) -> Iterator[Check]:
 def check_storage(session: Any, target: StackOutputs) -> list[Check]:
     """The bucket of the runs, as far as it can be reached from here: pods reach it with an identity of their own."""
     url = urlsplit(target.storage_uri)
-    inside = "finetune submit asks every pod before a job starts"
+    inside = "every pod is asked before a job starts"
+    ask = f"finetune submit training/jobs/demo.yaml --stack {target.stack}"
     if url.scheme != "s3":
-        return [
-            warn("storage", f"{target.storage_uri} is a path of the pods: not looked at from here; {inside}")
-        ]
+        where = f"{target.storage_uri} is a path of the pods: not looked at from here"
+        return [warn("storage", f"{where}; {inside}", ask)]
     options: dict[str, Any] = {"region_name": target.region} if target.region else {}
     if target.storage_endpoint_url:
         options["endpoint_url"] = target.storage_endpoint_url
@@ -269,7 +269,7 @@ def check_storage(session: Any, target: StackOutputs) -> list[Check]:
             )
         ]
     except BotoCoreError as error:
-        return [warn("storage", f"{target.storage_uri} does not answer from here ({error}); {inside}")]
+        return [warn("storage", f"{target.storage_uri} does not answer from here ({error}); {inside}", ask)]
     return [ok("storage", f"bucket {url.netloc} answers")]
 
 

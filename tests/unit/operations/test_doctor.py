@@ -567,7 +567,10 @@ class TestStorage:
         assert "(403)" in check.detail
 
     def test_path(self, aws: FakeAws) -> None:
-        assert check_storage(aws.session(), target(storage_uri="/fsx"))[0].status == "warn"
+        checks = check_storage(aws.session(), target(storage_uri="/fsx"))
+
+        assert checks[0].status == "warn"
+        assert_all_have_a_fix(checks)
 
 
 # --- this machine
@@ -724,3 +727,20 @@ def test_checks_keep_their_order() -> None:
     jobs: Any = [(str(i), lambda i=i: [ok(str(i), "")]) for i in range(20)]
 
     assert [check.name for check in run_checks(jobs)] == [str(i) for i in range(20)]
+
+
+def test_all_calls_of_doctor_are_in_the_security_model(aws: FakeAws, settings: StackSettings) -> None:
+    """Whoever writes the IAM policy of a caller reads that table."""
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `finetune doctor` |"))
+    aws.answer("GetServiceQuota", quota({}))
+    aws.answer("GetAWSDefaultServiceQuota", {"Quota": {"Value": 1000.0}})
+    aws.answer("DescribeCapacityReservations", {"CapacityReservations": [reservation()]})
+    aws.answer("ListNodegroups", {"nodegroups": ["g"]})
+    aws.answer("DescribeNodegroup", {"nodegroup": {"status": "ACTIVE", "scalingConfig": {"desiredSize": 2}}})
+
+    aws_checks(aws, settings, purchase="reservation", reservation_id="cr-0123456789abcdef0")
+
+    called = {operation for operation, _ in aws.calls}
+    assert len(called) >= 9
+    assert {operation for operation in called if f":{operation}`" not in row} == set()

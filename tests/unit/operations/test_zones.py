@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +177,16 @@ def test_probe_asks_first(account: FakeAws, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UsageError, match=r"reserves 2 x g6.12xlarge for a moment, for up to 0\.61 USD"):
         examine.look_for_zones("g6.12xlarge", 2, ["us-west-2"], probe_capacity=True, yes=False)
     assert account.called("CreateCapacityReservation") == []
+
+
+def test_all_calls_are_in_the_security_model(account: FakeAws) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    account.answer("CreateCapacityReservation", made)
+    account.answer("CancelCapacityReservation", {"Return": True})
+
+    probe(account.session(), find(account))
+
+    assert {name for name, _ in account.calls if f":{name}`" not in page} == set()
 
 
 def shown(report: ZoneReport) -> str:
