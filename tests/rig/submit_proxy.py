@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DroppingProxy:
-    """Passes bytes to `target`; cuts every n-th connection after a random number of bytes, fewer than `bytes`."""
+    """Passes bytes to `target`; cuts a share of the connections after a random number of bytes, fewer than `bytes`."""
 
     target: tuple[str, int]
-    every: int = 3
+    share: float = 0.25
     bytes: int = 12_000
     seed: int = 0
     connections: int = 0
@@ -42,7 +42,7 @@ class DroppingProxy:
                 return
             self.connections += 1
             budget = None
-            if self.connections % self.every == 0:
+            if self._random.random() < self.share:
                 budget = self._random.randrange(self.bytes)
                 self.cut += 1
             far = socket.create_connection(self.target)

@@ -191,7 +191,7 @@ def test_a_killed_submitter_and_a_cut_stream_change_nothing(finetune: Finetune, 
         assert followed.status == 0, followed.words
         assert followed.document["submission_id"] == seen.document["submission_id"]
         log = through.run("logs", "orphan").document["lines"]
-        assert proxy.cut > 5
+        assert proxy.cut >= 3, "the proxy was in the way"
     finally:
         proxy.close()
     assert log == finetune.run("logs", "orphan").document["lines"]
