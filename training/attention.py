@@ -23,7 +23,7 @@ NAME = "packed"
 BORDERS_STEP = 128
 
 # torch 2.11 takes grouped heads as they are, and has no argument to say so.
-VARLEN_ASKS_FOR_GQA = torch.__version__ >= (2, 12)
+VARLEN_ASKS_FOR_GQA = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def layout_of(batch: Batch, max_length: int, device: torch.device) -> PackedLayo
 
 
 def _cut_long(borders: list[int], max_length: int) -> list[int]:
-    """The padding at the end of a row may be longer than any document: cut it, so that one max_seqlen holds for all rows."""
+    """The padding at the end of a row may be longer than any document: cut, so that one max_seqlen holds for all."""
     cut = [0]
     for border in borders[1:]:
         while border - cut[-1] > max_length:

@@ -164,10 +164,10 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
 
 def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
     """On CUDA the blocks that can run by our fused operations do; with model.float8 every block must."""
-    capability: tuple[int, int] = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    if job.model.float8 and capability < (8, 9):
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if job.model.float8 and 10 * major + minor < 89:
         found = (
-            f"a GPU of capability {capability[0]}.{capability[1]}"
+            f"a GPU of capability {major}.{minor}"
             if device.type == "cuda"
             else "no CUDA device"
         )

@@ -13,7 +13,7 @@ import torch
 from transformers.models.qwen2 import modeling_qwen2
 
 from bench.gpu.attention import log_normal_lengths
-from bench.gpu.ours import Ours, clean, emit, intervals, make_job, peak_gib
+from bench.gpu.ours import Ours, clean, emit, intervals, peak_gib
 from bench.gpu.peers import LENGTH, ROWS, STEPS, TIMED, TOKENS, Bench
 from training.data.batch import IGNORE, Batch
 from training.data.packing import best_fit_decreasing

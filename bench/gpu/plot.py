@@ -1,4 +1,4 @@
-"""The plot of docs/performance.md: tokens/s of ours and of the peers, one run. `uv run --with matplotlib python -m bench.gpu.plot`."""
+"""The plot of docs/performance.md: `uv run --with matplotlib python -m bench.gpu.plot`."""
 
 from __future__ import annotations
 
