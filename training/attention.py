@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from transformers import AttentionInterface
 
 from training.data.batch import Batch
@@ -23,7 +24,7 @@ NAME = "packed"
 BORDERS_STEP = 128
 
 # torch 2.11 takes grouped heads as they are, and has no argument to say so.
-VARLEN_ASKS_FOR_GQA = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
+VARLEN_ASKS_FOR_GQA = TorchVersion(torch.__version__) >= "2.12"
 
 
 @dataclass(frozen=True)
