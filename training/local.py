@@ -62,6 +62,8 @@ def _ray(job: JobSpec) -> Generator[Any]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_REDIRECT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Started by `uv run`, Ray would pack this folder and start every worker by `uv run` as well, in a copy of it.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Ray gives its workers the lowest priority but a few: on a laptop in use the job would starve.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Workers load torch and the model's code while they start: on two busy cores Ray's 60 s are not enough (2026-12).
