@@ -17,7 +17,11 @@ BUNDLE = Bundle({"job.yaml": b"name: tiny\n", "training/x.py": b"x = 1\n" * 5000
 
 def submit(client: JobClient, submission_id: str = "tiny-1") -> None:
     client.submit(
-        submission_id, BUNDLE, ["python", "-m", "training.ray_entry"], {"env_vars": {}}, {"name": "tiny"}
+        submission_id,
+        client.push(BUNDLE),
+        ["python", "-m", "training.ray_entry"],
+        {"env_vars": {}},
+        {"name": "tiny"},
     )
 
 
