@@ -93,7 +93,8 @@ def packed_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, T, channels], key and value [1, kv_heads, T, channels] -> [1, T, heads, channels]."""
-    assert attention_mask is None and dropout == 0.0
+    assert attention_mask is None, module
+    assert dropout == 0.0, module
     if softcap is not None:
         raise NotImplementedError("attention with a soft cap (Gemma 2) is not supported")
     if packed_uniform_length is not None and (

@@ -97,7 +97,9 @@ class Checkpointer:
         self.on_published = on_published
         self._in_flight: _InFlight | None = None
         # Pinned memory that every checkpoint uses again: fresh, pageable memory took 24 s for 17 GiB (H200, 2026-12).
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=True) if world.device.type == "cuda" else None
+        self._stager = (
+            BlockingAsyncStager(cache_staged_state_dict=True) if world.device.type == "cuda" else None
+        )
 
     def save(self, state: dict[str, Any], step: int, progress: dict[str, Any], best: bool = False) -> str:
         """Starts (or, where not asynchronous, makes) a checkpoint. Every rank calls it at the same step.

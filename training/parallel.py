@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -166,11 +165,7 @@ def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
     """On CUDA the blocks that can run by our fused operations do; with model.float8 every block must."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     if job.model.float8 and 10 * major + minor < 89:
-        found = (
-            f"a GPU of capability {major}.{minor}"
-            if device.type == "cuda"
-            else "no CUDA device"
-        )
+        found = f"a GPU of capability {major}.{minor}" if device.type == "cuda" else "no CUDA device"
         raise UsageError(
             f"model.float8 needs a GPU of compute capability 8.9 or later (L4, H100); found {found}"
         )

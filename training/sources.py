@@ -120,7 +120,8 @@ def _run_tokenizer(job: JobSpec, storage: Storage, world: World, work_dir: Path)
 def _make_tokenizer(job: JobSpec, storage: Storage, work_dir: Path) -> None:
     from training.data.texts import texts
 
-    assert job.model.architecture is not None and job.model.tokenizer is not None
+    assert job.model.architecture is not None
+    assert job.model.tokenizer is not None
     if job.model.tokenizer == "train":
         tokenizer = train_bpe(texts(job.data, work_dir / "data"), job.model.architecture.vocab_size)
     else:

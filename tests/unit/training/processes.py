@@ -20,7 +20,7 @@ def run_ranks(
     local_size: int | None = None,
     timeout: float = 240.0,
 ) -> list[Any]:
-    """Calls function(*arguments) on every rank and returns the results by rank. Raises with the traceback of the first failing rank."""
+    """Calls function(*arguments) on every rank; returns the results by rank, or raises with the first traceback."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(
         ["training.loop"]

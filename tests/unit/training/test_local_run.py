@@ -71,7 +71,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     assert summary["restarts"] == 0
     assert summary["transport"]["verdict"] == "none"
     assert summary["world_size"] == 2
-    for name in ("summary.json", "transport.json", "report.html", "job.yaml", "samples.json", "export/config.json"):
+    for name in (
+        "summary.json",
+        "transport.json",
+        "report.html",
+        "job.yaml",
+        "samples.json",
+        "export/config.json",
+    ):
         assert (run / name).is_file(), name
     assert summary == json.loads((run / "summary.json").read_text())
     return read_losses(run)
@@ -89,7 +96,9 @@ def test_a_killed_worker_is_restarted_and_ends_with_the_same_loss(
     assert status == 0, stderr[-3000:]
     assert summary["status"] == "succeeded"
     assert summary["restarts"] == 1
-    resumed = [json.loads(path.read_text())["resumed_from"] for path in sorted((run / "attempts").glob("*.json"))]
+    resumed = [
+        json.loads(path.read_text())["resumed_from"] for path in sorted((run / "attempts").glob("*.json"))
+    ]
     assert any(name and re.match(r"step-0000000[24]\.000-", name) for name in resumed)
     assert read_losses(run) == undisturbed
     assert summary["last_loss"] == pytest.approx(undisturbed[12], abs=1e-6)

@@ -104,7 +104,9 @@ def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     _save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
-    with pytest.raises(UsageError, match=r"mlp\.\w+_proj\.weight has shape \[.*\], the configuration says \[.*\]"):
+    with pytest.raises(
+        UsageError, match=r"mlp\.\w+_proj\.weight has shape \[.*\], the configuration says \[.*\]"
+    ):
         _load(tmp_path)
 
 
@@ -119,5 +121,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 def test_an_unsupported_family_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(UsageError, match=r"model type 'gpt2' is not supported; supported: qwen2, qwen3, llama"):
+    with pytest.raises(
+        UsageError, match=r"model type 'gpt2' is not supported; supported: qwen2, qwen3, llama"
+    ):
         config_from_folder(tmp_path)

@@ -83,10 +83,14 @@ def test_every_shipped_job_has_a_shape() -> None:
     nodes=st.integers(1, 4),
     instance=st.sampled_from(["g6.12xlarge", "p4d.24xlarge", "p5.48xlarge", "g6e.48xlarge"]),
 )
-def test_a_chosen_layout_fits_or_nothing_does(tokens: int, accumulation: int, nodes: int, instance: str) -> None:
+def test_a_chosen_layout_fits_or_nothing_does(
+    tokens: int, accumulation: int, nodes: int, instance: str
+) -> None:
     hardware = hardware_of_instance(instance, nodes)
     job = tiny_job(batch={"tokens_per_gpu": tokens * accumulation, "accumulation": accumulation})
     chosen = choose_sharding(job, QWEN, hardware)
     memory = sum(memory_parts(job, QWEN, hardware, chosen).values())
-    assert (memory <= planning.USABLE_SHARE * hardware.gpu_memory_gib) != chosen.reason.startswith("nothing fits")
+    assert (memory <= planning.USABLE_SHARE * hardware.gpu_memory_gib) != chosen.reason.startswith(
+        "nothing fits"
+    )
     assert chosen.scheme == "full" or nodes > 1

@@ -83,7 +83,10 @@ def _train_with_bad_step(job_yaml: str, run: str, factor: float, at_step: int) -
     loop._Trainer._forward_backward = forward_backward  # pyright: ignore[reportPrivateUsage]
     try:
         result = loop.train(
-            job_from_yaml(job_yaml), open_storage(run), Path(run).with_name("work"), loop.Hooks(event=events.append)
+            job_from_yaml(job_yaml),
+            open_storage(run),
+            Path(run).with_name("work"),
+            loop.Hooks(event=events.append),
         )
         return {"result": result.__dict__, "events": events, "error": None}
     except Exception as error:
