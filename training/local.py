@@ -60,7 +60,7 @@ def _check_writable(folder: Path) -> None:
 def _ray(job: JobSpec) -> Generator[Any]:
     # A token file of another cluster must not decide whether this one wants tokens.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_REDIRECT", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Started by `uv run`, Ray would pack this folder and start every worker by `uv run` as well, in a copy of it.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

@@ -640,6 +640,8 @@ class _Trainer:
 
     def _on_published(self, published: ckpt.Published) -> None:
         self.published = published.name
+        if self.log is not None:  # a resumed run must find the lines up to its checkpoint
+            self.log.upload()
         line = {"event": "checkpoint", **published.__dict__}
         self.hooks.event(line)
 

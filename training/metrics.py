@@ -170,7 +170,7 @@ class MetricsLog:
             if key in line:
                 self._events.add_scalar(key, line[key], record.step)
         if self.storage.local_path is None and time.monotonic() - self._flushed > REMOTE_FLUSH_SECONDS:
-            self._upload()
+            self.upload()
 
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -179,11 +179,14 @@ class MetricsLog:
         self._events.close()
         self._file.close()
         if self.storage.local_path is None:
-            self._upload()
+            self.upload()
             for path in sorted(self.path.parent.glob("tensorboard/*")):
                 self.storage.upload(path, f"tensorboard/{path.name}")
 
-    def _upload(self) -> None:
+    def upload(self) -> None:
+        """Brings metrics.jsonl to where the run folder is; on a local path it is there already."""
+        if self.storage.local_path is not None:
+            return
         self.storage.write_bytes(self.NAME, self.path.read_bytes())
         self._flushed = time.monotonic()
 

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import uuid
@@ -194,10 +195,8 @@ def clear(storage: Storage) -> None:
 
 def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
     import ray
-    from ray.exceptions import RayError
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.train.v2.api.exceptions import TrainingFailedError
 
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", GROUP_START_TIMEOUT_SECONDS)
     use_gpu = ray.cluster_resources().get("GPU", 0) > 0 and not _cpu_asked(job)
@@ -220,11 +219,19 @@ def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
             failure_config=FailureConfig(max_failures=job.resilience.max_failures),
         ),
     )
-    try:
-        trainer.fit()
-    except (TrainingFailedError, RayError) as error:
-        return error
-    return None
+    failed: list[Exception] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except Exception as error:  # whatever it is, the launch has not succeeded
+            failed.append(error)
+
+    # Not in the main thread, where Ray would take Ctrl-C for itself and end the workers without a checkpoint.
+    fitting = threading.Thread(target=fit, name="fit", daemon=True)
+    fitting.start()
+    fitting.join()
+    return failed[0] if failed else None
 
 
 def _cpu_asked(job: JobSpec) -> bool:
