@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[
     if storage.local_path is not None:
         run_uri = str(storage.local_path.resolve())
         _check_writable(storage.local_path)
+    _check_packages(job)
     with _ray(job) as ray_module, _stop_on_interrupt(run_uri, on_event), _events(job, on_event):
         from training.ray_entry import run
 
@@ -42,6 +44,27 @@ def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[
 
 def report_path(summary: dict[str, Any]) -> str:
     return f"{summary['run']}/report.html"
+
+
+def _check_packages(job: JobSpec) -> None:
+    """A local run uses this environment as it is: what the job adds to the image must be installed here already."""
+    from packaging.requirements import Requirement
+
+    missing: list[str] = []
+    for text in job.runtime_env.pip:
+        requirement = Requirement(text)
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            missing.append(f"{text} (not installed)")
+            continue
+        if not requirement.specifier.contains(found):
+            missing.append(f"{text} (found {found})")
+    if missing:
+        raise UsageError(
+            f"runtime_env.pip: {', '.join(missing)}. On a stack it is installed for the job; here, install it into this "
+            f"environment: uv pip install {' '.join(job.runtime_env.pip)}"
+        )
 
 
 def _check_writable(folder: Path) -> None:
@@ -83,9 +106,7 @@ def _ray(job: JobSpec) -> Generator[Any]:
 
 def _start_ray(ray_module: Any, job: JobSpec) -> None:
     """Starts Ray; a busy machine may need a second try, since Ray gives its own processes 30 s, not to be changed."""
-    runtime_env: dict[str, Any] = {"env_vars": dict(job.runtime_env.env)}
-    if job.runtime_env.pip:
-        runtime_env["pip"] = list(job.runtime_env.pip)
+    runtime_env = {"env_vars": dict(job.runtime_env.env)}
     for attempt in (1, 2):
         try:
             ray_module.init(

@@ -129,6 +129,13 @@ def test_a_mistake_in_the_data_fails_once_and_is_named(tmp_path: Path) -> None:
     assert summary["restarts"] == 0
 
 
+def test_packages_of_the_job_must_be_here_already(tmp_path: Path) -> None:
+    process = _start(tmp_path / "run", "runtime_env.pip=[no-such-package==1.0, torch==0.1]")
+    status, answer, _ = _finish(process)
+    assert status == 2
+    assert "no-such-package==1.0 (not installed), torch==0.1 (found 2.13.0" in answer["reason"]
+
+
 def test_the_resolved_job_stands_in_the_run_folder(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     del undisturbed
     status, summary, _ = _finish(_start(tmp_path / "run", "optimizer.learning_rate=1e-4", steps=2))
