@@ -24,7 +24,7 @@ IN_THE_IMAGE = {
         "huggingface_hub",
     ),
     *("pydantic", "yaml", "jinja2", "boto3", "botocore", "triton", "flash_attn", "markupsafe"),
-    "virtualenv",  # comes with ray[default]
+    *("virtualenv", "httpx"),  # come with ray[default] and huggingface_hub
 }
 # Run on the laptop only.
 LAPTOP = {"training.cli", "training.console", "training.hardware", "training.shapes", "training.local"}
