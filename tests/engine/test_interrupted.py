@@ -20,6 +20,15 @@ from tests.engine.faults import Call, Kind, on
 SCOPE = AuditScope(stack="dev", cluster="efa-dev", region=REGION)
 
 
+def _nothing_else_moves(stack: Any) -> bool:
+    """Only node groups are being made: a kill now loses track of nothing else."""
+    before = stack.state()
+    time.sleep(2.0)
+    after = stack.state()
+    pending = [one["resource"]["urn"] for one in after.get("pending_operations") or []]
+    return before == after and bool(pending) and all("NodeGroup" in urn for urn in pending)
+
+
 def _until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -72,6 +81,7 @@ def test_engine_killed_leaves_a_lock_and_says_how_to_go_on(
     engine.faults.hang(on("eks", "CreateNodegroup"))
     running = stack.start("up", "--yes", "--skip-preview")
     _until(lambda: engine.faults.fired is not None, "the node group")
+    _until(lambda: _nothing_else_moves(stack), "everything that does not wait for the node group")
     running.kill()
     running.wait()
     engine.faults.released.set()
