@@ -58,7 +58,7 @@ class Published:
 class _InFlight:
     name: str
     thread: threading.Thread
-    error: BaseException | None = None
+    errors: list[BaseException]
 
 
 def checkpoint_name(step: int, attempt: str) -> str:
@@ -118,21 +118,19 @@ class Checkpointer:
                 process_group=self.world.checkpoint,
                 async_checkpointer_type=AsyncCheckpointerType.THREAD,
             )
-        in_flight = _InFlight(
-            name, threading.Thread(name=f"checkpoint {name}", daemon=True, target=lambda: None)
-        )
+        errors: list[BaseException] = []
 
         def publish() -> None:
             try:
                 cast("Any", future).result()
                 self._publish(name, local, step, progress, best, started, blocked)
             except BaseException as error:  # CheckpointException is one
-                in_flight.error = error
+                errors.append(error)
 
-        in_flight.thread = threading.Thread(name=f"checkpoint {name}", daemon=True, target=publish)
+        thread = threading.Thread(name=f"checkpoint {name}", daemon=True, target=publish)
         blocked = time.monotonic() - started
-        self._in_flight = in_flight
-        in_flight.thread.start()
+        self._in_flight = _InFlight(name, thread, errors)
+        thread.start()
         if not self.asynchronous:
             self.wait()
         return name
@@ -143,10 +141,8 @@ class Checkpointer:
             return
         self._in_flight.thread.join()
         finished, self._in_flight = self._in_flight, None
-        if finished.error is not None:
-            raise RuntimeError(
-                f"checkpoint {finished.name} could not be written: {finished.error}"
-            ) from finished.error
+        for error in finished.errors:
+            raise RuntimeError(f"checkpoint {finished.name} could not be written: {error}") from error
 
     def _local_folder(self, name: str) -> Path:
         if self.storage.local_path is not None:
