@@ -156,7 +156,7 @@ def run(
     target: the stack's outputs as a dictionary, where there is a stack. Never raises for a job that fails: the summary
     says so, with `exit_status`.
     """
-    from training.summary import conclude
+    from training.summary import attempt_names, conclude
 
     storage = open_storage(run_uri)
     launch = Launch(run_uri, uuid.uuid4().hex[:12], target)
@@ -166,10 +166,11 @@ def run(
         job = job.model_copy(update={"run": job.run.model_copy(update={"resume": True})})
     storage.delete("control/stop")
     storage.write_text("job.yaml", job.dump_yaml())
+    earlier = attempt_names(storage)
     started = time.time()
     error = _fit(job, launch, num_workers)
     outcome = _outcome(storage, launch, error)
-    return conclude(job, storage, outcome, started=started, target=target)
+    return conclude(job, storage, outcome, earlier=earlier, started=started, target=target)
 
 
 # What a run leaves in its folder; anything else there is the user's.

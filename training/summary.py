@@ -19,15 +19,23 @@ NAME = "summary.json"
 
 
 def conclude(
-    job: JobSpec, storage: Storage, outcome: dict[str, Any], *, started: float, target: dict[str, Any] | None
+    job: JobSpec,
+    storage: Storage,
+    outcome: dict[str, Any],
+    *,
+    earlier: frozenset[str],
+    started: float,
+    target: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Judges the transport, writes the three files and returns the summary.
 
-    outcome: status, exit_status and error of the launch. target: the stack's outputs, where there is a stack.
+    outcome: status, exit_status and error of the launch. earlier: `attempt_names` before it started: these belong to
+    other launches of the same run. started: seconds since the epoch. target: the stack's outputs, where there is a
+    stack.
     """
     from training.report import write_report
 
-    attempts = _attempts(storage, started)
+    attempts = _attempts(storage, earlier)
     result = _last_result(storage, attempts)
     transport = _judge(job, storage, attempts, result, target)
     status = ExitStatus(outcome["exit_status"])
@@ -76,14 +84,15 @@ def conclude(
     return summary
 
 
-def _attempts(storage: Storage, started: float) -> list[dict[str, Any]]:
+def attempt_names(storage: Storage) -> frozenset[str]:
+    """Names of the attempt records of a run folder, of every launch."""
+    return frozenset(name for name in storage.list("attempts") if not name.endswith(".result.json"))
+
+
+def _attempts(storage: Storage, earlier: frozenset[str]) -> list[dict[str, Any]]:
     """The attempts of this launch, in order."""
-    names = [name for name in storage.list("attempts") if not name.endswith(".result.json")]
-    attempts = [json.loads(storage.read_text(name)) for name in names]
-    # A worker's clock may be behind the driver's by a little.
-    return sorted(
-        (a for a in attempts if a["time"] >= started - 60), key=lambda attempt: cast("float", attempt["time"])
-    )
+    attempts = [json.loads(storage.read_text(name)) for name in attempt_names(storage) - earlier]
+    return sorted(attempts, key=lambda attempt: cast("float", attempt["time"]))
 
 
 def _last_result(storage: Storage, attempts: list[dict[str, Any]]) -> dict[str, Any]:
