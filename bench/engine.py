@@ -41,8 +41,8 @@ def main() -> int:
     seconds["program"], seconds["program, CPU"] = _program_seconds()
     with tempfile.TemporaryDirectory(prefix="bench-engine-") as folder:
         engine = Engine(Path(folder))
-        with engine.fresh_account():
-            stack = Stack(engine, Path(folder) / "stack", program, config=dict(BASE))
+        with engine.fresh_account() as account:
+            stack = Stack(engine, Path(folder) / "stack", program, config={**BASE, "accountId": account})
             stack.preview().require_ok()  # imports, as in any second run of a program
             for name, run in (
                 ("preview", stack.preview),

@@ -15,6 +15,8 @@ from infra.autoscaler import Autoscaler
 from infra.cluster import Cluster
 from infra.cost import CostReport, UnknownPriceError, price
 from infra.device_plugins import DevicePlugins
+from infra.fixed import OUTPUT_NAME as FIXED_SETTINGS
+from infra.fixed import fixed_settings, once_unchanged
 from infra.guardrails import Guardrails
 from infra.kuberay import KubeRay
 from infra.network import Network
@@ -71,10 +73,10 @@ def create_aws(settings: StackSettings) -> Platform:
     name = settings.name
     provider = aws.Provider(
         f"{name}-aws",
-        region=settings.region,
+        region=once_unchanged(settings),
         # A destroy with the credentials of another account would empty the state while the resources go on
         # billing.
-        allowed_account_ids=[settings.account_id] if settings.account_id else None,
+        allowed_account_ids=[settings.account_id] if settings.account_id else None,  # none: a preview
         default_tags=aws.ProviderDefaultTagsArgs(tags=settings.tags),
     )
     on_aws = pulumi.ResourceOptions(providers={"aws": provider})
@@ -139,6 +141,8 @@ def export_outputs(settings: StackSettings, platform: Platform, cost: CostReport
         lambda known: stack_outputs(settings, known["access"], known["uri"], cost).model_dump(mode="json")
     )
     pulumi.export(OUTPUT_NAME, training)
+    if settings.on_aws:
+        pulumi.export(FIXED_SETTINGS, fixed_settings(settings))
     pulumi.export("cluster_name", settings.name)
     pulumi.export("storage_uri", platform.storage_uri)
     pulumi.export("kubectl", kubectl_hint(settings))

@@ -192,6 +192,8 @@ def _computed(args: mocks.MockResourceArgs) -> dict[str, Any]:
     service = args.typ.partition(":")[2].partition("/")[0]
     arn = f"arn:aws:{service}:us-west-2:{ACCOUNT}:{args.name}"
     match args.typ:
+        case "pulumi:pulumi:StackReference":
+            return {"outputs": {}}  # a stack that has never been deployed
         case "aws:s3/bucket:Bucket":
             bucket = f"{args.name}-0123456"
             return {"arn": f"arn:aws:s3:::{bucket}", "bucket": bucket}

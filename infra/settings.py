@@ -200,7 +200,7 @@ class StackSettings(BaseModel):
     # AWS
     region: str = Field("us-west-2", description="AWS region")
     account_id: Annotated[str, Field(pattern=r"^\d{12}$")] | None = Field(
-        None, description="the only account that may be touched; empty: the one of the credentials"
+        None, description="the only account that may be touched; an update or a destroy refuses another one"
     )
 
     # Network
@@ -826,8 +826,19 @@ def public_subnets(settings: StackSettings) -> list[ipaddress.IPv4Network]:
 
 
 def undeployable(settings: StackSettings) -> list[Problem]:
-    """What a preview may show but an update must refuse: the addresses of the example file."""
-    return [
+    """What a preview may show but an update must refuse: the addresses of the example file, and no account.
+
+    Without the account, a destroy with the credentials of another one would find nothing there, empty the state, and
+    leave everything billing.
+    """
+    account = Problem(
+        "accountId",
+        None,
+        "the 12 digits of the AWS account that this stack may touch, so that no other one ever is",
+        "`aws sts get-caller-identity --query Account --output text` says that of your credentials.",
+    )
+    missing = [account] if settings.on_aws and settings.account_id is None else []
+    return missing + [
         Problem(
             "publicCidrs",
             cidr,

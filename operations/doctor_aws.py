@@ -58,7 +58,7 @@ def _credentials(session: boto3.Session, settings: StackSettings) -> Iterator[Ch
     if wanted is None:
         yield warn(
             "account",
-            f"{account}; the stack is bound to no account, so credentials of another one would be used as well",
+            f"{account}; the stack is bound to no account: `pulumi up` refuses that",
             f"pulumi config set accountId {account} --stack {settings.stack}",
         )
     elif account != wanted:

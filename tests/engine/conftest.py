@@ -82,7 +82,7 @@ def make_stack(engine: Any, account: str, small_crds: str, tmp_path: Path) -> Ca
     from tests.engine.harness import Stack
 
     def make(settings: dict[str, Any] | None = None, **options: Any) -> Any:
-        config = {"kuberayCrds": small_crds, **(BASE if settings is None else settings)}
+        config = {"accountId": account, "kuberayCrds": small_crds, **(BASE if settings is None else settings)}
         return Stack(engine, tmp_path / options.pop("folder", "stack"), program, config=config, **options)
 
     return make

@@ -164,43 +164,33 @@ def test_one_more_zone_keeps_cluster_and_nodes(make_stack: Callable[..., Any], a
     assert inventory.contents(account)["ec2.instances"] == instances
 
 
-def test_addresses_of_the_vpc_are_for_life(make_stack: Callable[..., Any], engine: Any, account: str) -> None:
-    """AWS cannot move a cluster to another VPC. The preview shows replacements of everything; an `up` all the same is
-    refused by AWS before a node of the running cluster is touched, and a destroy then still takes everything down."""
-    engine.session.client("ec2").describe_vpcs()
-    empty = inventory.contents(account)
-    stack = make_stack({**BASE, "forceDestroy": True})
-    stack.up().require_ok()
-    instances = inventory.contents(account)["ec2.instances"]
-
-    stack.write_config(vpcCidr="10.1.0.0/16")
-    planned = _kinds(stack.preview().require_ok().changes)
-    refused = stack.up()
-
-    assert {"aws:ec2/vpc:Vpc efa-dev-vpc", GPU, SYSTEM} <= planned["replace"]
-    assert not refused.ok
-    assert inventory.contents(account)["ec2.instances"] == instances
-    stack.destroy().require_ok()
-    left = inventory.contents(account)
-    left.pop("scheduler.schedule_groups", None)
-    assert left == empty
-
-
-def test_addresses_of_the_services_are_for_life(make_stack: Callable[..., Any], account: str) -> None:
-    """The preview shows that the cluster would be replaced. The engine (3.274) cannot do that: planning what has to go
-    before the cluster, it closes the connection to the Kubernetes provider that this needs. So nothing is touched."""
-    stack = make_stack()
+@pytest.mark.parametrize(
+    ("setting", "deployed", "wanted"),
+    [
+        ("vpcCidr", "10.0.0.0/16", "10.1.0.0/16"),
+        ("serviceCidr", "172.20.0.0/16", "172.21.0.0/16"),
+        ("secretsEncryption", True, False),
+        ("clusterName", "efa-dev", "other"),
+    ],
+)
+def test_what_holds_for_life_is_refused_before_anything_is_touched(
+    make_stack: Callable[..., Any], account: str, setting: str, deployed: Any, wanted: Any
+) -> None:
+    """AWS cannot do it on a cluster that runs: an update would fail half-way, with the nodes billing."""
+    stack = make_stack({**BASE, "secretsEncryption": True})
     stack.up().require_ok()
     before = inventory.contents(account)
 
-    stack.write_config(serviceCidr="172.21.0.0/16")
-    planned = _kinds(stack.preview().require_ok().changes)
-    refused = stack.up()
+    stack.write_config(**{setting: wanted})
+    for refused in (stack.preview(), stack.up()):
+        assert not refused.ok
+        assert f"{setting}: this stack was deployed with {_yaml(deployed)}" in refused.output
+        assert f"and the settings now say {_yaml(wanted)}" in refused.output
+        assert "Set the old value again in Pulumi.dev.yaml; or `pulumi destroy`" in refused.output
+        assert "Traceback" not in refused.output
 
-    assert {CLUSTER, GPU, SYSTEM} <= planned["replace"]
-    assert not refused.ok
     assert inventory.contents(account) == before
-    stack.write_config(serviceCidr="172.20.0.0/16")
+    stack.write_config(**{setting: deployed})
     assert stack.up().require_ok().changes == []
 
 
@@ -223,3 +213,7 @@ def _template_versions(stack: Any) -> dict[str, int]:
         for one in stack.resources()
         if one["type"] == "aws:ec2/launchTemplate:LaunchTemplate"
     }
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -131,7 +131,8 @@ def _stack(engine: Any, folder: Path, small_crds: str) -> Any:
     # The engine writes its state once, at its end, instead of around each step: half of its work. It always comes to
     # its end here; runs that are cut off are in test_interrupted.py.
     once = {"PULUMI_SKIP_CHECKPOINTS": "true", "PULUMI_EXPERIMENTAL": "true"}
-    return Stack(engine, folder, program, config={"kuberayCrds": small_crds, **SETTINGS}, environment=once)
+    config = {"accountId": engine.identity.account, "kuberayCrds": small_crds, **SETTINGS}
+    return Stack(engine, folder, program, config=config, environment=once)
 
 
 def _touch(engine: Any) -> None:

@@ -61,7 +61,9 @@ def test_an_update_refuses_the_addresses_of_the_example() -> None:
 
 
 def test_the_outputs_are_what_the_cli_reads() -> None:
-    config = _config(graphs.DEV_FILE, publicCidrs='["52.1.2.3/32"]', kuberay="false")
+    config = _config(
+        graphs.DEV_FILE, publicCidrs='["52.1.2.3/32"]', accountId="123456789012", kuberay="false"
+    )
     graph = record_program(program, "dev", config=config)
     outputs = StackOutputs.model_validate(graph.outputs[OUTPUT_NAME])
     assert outputs.cluster_name == "efa-dev"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic.alias_generators import to_camel
 
+from infra.fixed import changed_settings, fixed_settings
 from infra.instances import INSTANCES
 from infra.settings import (
     PROJECT,
@@ -199,11 +200,28 @@ def test_texts_of_pulumi_and_values_of_yaml_are_the_same() -> None:
     assert graphs.settings(expires="", imageDigest="") == graphs.settings()
 
 
-def test_the_addresses_of_the_example_are_refused_by_an_update_only() -> None:
-    (problem,) = undeployable(graphs.dev_settings())
-    assert problem.key == "publicCidrs"
-    assert "ADDRESS/32" in problem.fix
-    assert undeployable(graphs.settings(publicCidrs=["52.1.2.3/32"])) == []
+def test_the_example_file_is_refused_by_an_update_only() -> None:
+    account, address = undeployable(graphs.dev_settings())
+    assert account.key == "accountId"
+    assert "aws sts get-caller-identity" in account.fix
+    assert address.key == "publicCidrs"
+    assert "ADDRESS/32" in address.fix
+    assert undeployable(graphs.settings(publicCidrs=["52.1.2.3/32"], accountId="123456789012")) == []
+
+
+def test_what_holds_for_the_life_of_a_stack() -> None:
+    deployed = fixed_settings(graphs.settings(vpcCidr="10.0.0.0/16", secretsEncryption=False))
+    wanted = fixed_settings(
+        graphs.settings(vpcCidr="10.8.0.0/16", secretsEncryption=True, accountId="123456789012")
+    )
+    assert changed_settings(deployed, wanted) == [
+        "vpcCidr: this stack was deployed with 10.0.0.0/16, and the settings now say 10.8.0.0/16"
+    ]
+    assert changed_settings(wanted, deployed)[1:] == [
+        "vpcCidr: this stack was deployed with 10.8.0.0/16, and the settings now say 10.0.0.0/16",
+        "secretsEncryption: this stack was deployed with true, and the settings now say false",
+    ]
+    assert changed_settings({}, wanted) == []
 
 
 @pytest.mark.parametrize(
