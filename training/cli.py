@@ -197,11 +197,20 @@ def compare(
 
 
 @app.command()
-def probe(stack: Stack = None, outputs: OutputsFile = None, as_json: Json = False) -> None:
+def probe(
+    stack: Stack = None,
+    outputs: OutputsFile = None,
+    sizes: Annotated[
+        list[int] | None,
+        typer.Option("--size", metavar="MIB", min=1, help="A payload in MiB; once for each. Default: 1 to 1024."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Measure the bus bandwidth in and across the nodes of a stack against the floor of its instance type."""
     from training.submit.probe import probe as probe_stack
 
-    raise typer.Exit(probe_stack(_access(stack, outputs), as_json=as_json))
+    payloads = tuple(size * 2**20 for size in sizes or ())
+    raise typer.Exit(probe_stack(_access(stack, outputs), sizes=payloads, as_json=as_json))
 
 
 @app.command()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pexpect
 from pulumi import automation
 
 from infra.outputs import OUTPUT_NAME, StackOutputs
@@ -79,11 +81,7 @@ class Deployment:
                 pulumi_command=automation.PulumiCommand(
                     root=str(self.folder / "engine"), skip_version_check=True
                 ),
-                env_vars={
-                    "PULUMI_BACKEND_URL": f"file://{self.folder / 'backend'}",
-                    "PULUMI_CONFIG_PASSPHRASE": "rig",
-                    "PULUMI_SKIP_UPDATE_CHECK": "true",
-                },
+                env_vars=self._pulumi_environment(),
             ),
         )
 
@@ -139,9 +137,31 @@ class Deployment:
 
     def destroy(self) -> automation.DestroyResult:
         result = self._stack.destroy(on_output=self._log)
+        self.forget()
+        return result
+
+    def forget(self) -> None:
+        """The stack is gone."""
         self._deployed = None
         self.outputs_file.unlink(missing_ok=True)
-        return result
+
+    def destroy_in_terminal(self) -> pexpect.spawn[str]:
+        """`pulumi destroy` as a user types it: it shows what goes, and asks."""
+        return pexpect.spawn(
+            str(self.folder / "engine" / "bin" / "pulumi"),
+            ["destroy", "--stack", STACK],
+            cwd=str(self.folder),
+            env={
+                **os.environ,
+                **self._pulumi_environment(),
+                "PULUMI_HOME": str(self.folder / "home"),
+                "TERM": "xterm",
+            },
+            dimensions=(50, 200),
+            encoding="utf-8",
+            codec_errors="replace",
+            timeout=300,
+        )
 
     @property
     def before(self) -> set[str]:
@@ -171,6 +191,13 @@ class Deployment:
 
     def kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 60) -> str:
         return self.rig.kubectl("--namespace", self.namespace, *arguments, stdin=stdin, seconds=seconds)
+
+    def _pulumi_environment(self) -> dict[str, str]:
+        return {
+            "PULUMI_BACKEND_URL": f"file://{self.folder / 'backend'}",
+            "PULUMI_CONFIG_PASSPHRASE": "rig",
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+        }
 
     @property
     def log(self) -> Path:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pexpect
+
 from tests.rig.deployment import Deployment
 from tests.rig.layout import REPOSITORY
 
@@ -102,7 +104,7 @@ class Finetune:
             str(self.code / "training/jobs/demo.yaml"),
             "--yes",
             *options,
-            *job(name, steps, overrides),
+            *tiny(name, steps, overrides),
         )
 
     def start(self, *arguments: str) -> Running:
@@ -123,6 +125,19 @@ class Finetune:
     def run(self, *arguments: str, seconds: float = 240.0) -> Result:
         return self.start(*arguments).result(seconds)
 
+    def in_terminal(self, *arguments: str) -> pexpect.spawn[str]:
+        """A command in a terminal of its own, with somebody to answer: keys are sent, words are expected."""
+        return pexpect.spawn(
+            sys.executable,
+            ["-m", "training.cli", *arguments, "--outputs", str(self.outputs)],
+            cwd=str(self.folder),
+            env={**self.stack.environment(), "PYTHONPATH": str(self.code), "TERM": "xterm"},
+            dimensions=(50, 200),
+            encoding="utf-8",
+            codec_errors="replace",
+            timeout=240,
+        )
+
 
 def copy_of_the_product(folder: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
@@ -131,10 +146,10 @@ def copy_of_the_product(folder: Path) -> Path:
     return folder
 
 
-def job(name: str, steps: int, overrides: Mapping[str, str]) -> list[str]:
+def tiny(name: str, steps: int = STEPS, overrides: Mapping[str, str] | None = None) -> list[str]:
     """The options that make the demo the tiny job; `__` in a keyword stands for a dot."""
     fields = {**TINY, "name": name, "steps": str(steps), "checkpoint.every": "8"}
-    fields |= {key.replace("__", "."): value for key, value in overrides.items()}
+    fields |= {key.replace("__", "."): value for key, value in (overrides or {}).items()}
     return [part for key, value in fields.items() for part in ("--set", f"{key}={value}")]
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
 
+import pexpect
 import pytest
 import yaml
 
@@ -25,6 +26,7 @@ from tests.rig.submit_cli import (
     metrics,
     names,
     read_text,
+    tiny,
     wait_until,
 )
 from tests.rig.submit_proxy import DroppingProxy
@@ -54,6 +56,8 @@ def finetune(submit_stack: Deployment, code: Path, tmp_path: Path) -> Iterator[F
     wait_until("head and both workers are ready", lambda: ready_pods(submit_stack) == 3, 300)
     tool = Finetune(submit_stack, tmp_path, submit_stack.outputs_file, code)
     yield tool
+    if not submit_stack.is_up:
+        return
     for job in tool.run("list").document["jobs"]:
         if job["status"] in ("pending", "running"):
             tool.run("stop", job["submission_id"], "--now")
@@ -82,6 +86,13 @@ def workers(stack: Deployment) -> list[str]:
 
 def delete_pod(stack: Deployment, name: str) -> None:
     stack.kubectl("delete", "pod", name, "--grace-period=0", "--force", "--wait=false")
+
+
+def ended(terminal: pexpect.spawn[str]) -> int | None:
+    """The exit status of a command in a terminal."""
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    return terminal.exitstatus
 
 
 def final_loss(result: Result) -> float:
@@ -230,6 +241,84 @@ def test_a_job_that_is_stopped_is_11(finetune: Finetune) -> None:
     assert result.document["checkpoint"].startswith("step-")
 
 
+@pytest.mark.timeout(900)
+def test_ctrl_c_in_a_terminal_asks_and_does_what_is_answered(finetune: Finetune) -> None:
+    submit = ["submit", str(finetune.code / "training/jobs/demo.yaml"), *tiny("asked", LONG)]
+
+    terminal = finetune.in_terminal(*submit)
+    terminal.expect(r"Submit\? \[y/n\]")
+    terminal.sendline("n")
+    terminal.expect("Not submitted")
+    assert ended(terminal) == 2
+    assert finetune.run("list").document["jobs"] == [] or finetune.run("status", "asked").status == 2
+
+    terminal = finetune.in_terminal(*submit)
+    terminal.expect(r"Submit\? \[y/n\]")
+    terminal.sendline("y")
+    terminal.expect(r"step +\d+/")
+    terminal.sendcontrol("c")
+    terminal.expect("Leave the job running, stop it, or go on following")
+    terminal.sendline("detach")
+    terminal.expect(r"(asked-\w+) goes on without this terminal")
+    terminal.expect(r"finetune logs asked-\w+ --follow --outputs")
+    assert ended(terminal) == 130
+    assert finetune.run("status", "asked").document["status"] == "running"
+
+    terminal = finetune.in_terminal(*submit)
+    terminal.expect("This job is under way as asked-")
+    terminal.expect(r"step +\d+/")
+    terminal.sendcontrol("c")
+    terminal.expect("Leave the job running")
+    terminal.sendline("follow")
+    terminal.expect(r"step +\d+/")
+    terminal.sendcontrol("c")
+    terminal.expect("Leave the job running")
+    terminal.sendline("stop")
+    terminal.expect("stopped on request after step")
+    assert ended(terminal) == 11
+
+
+@pytest.mark.timeout(900)
+def test_compare_runs_both_legs_and_claims_nothing_that_was_not_proven(finetune: Finetune) -> None:
+    """Gloo carries the collectives here: neither leg can prove a transport, so the comparison is no success."""
+    demo = str(finetune.code / "training/jobs/demo.yaml")
+    result = finetune.run("compare", demo, "--yes", *tiny("compared", 12), seconds=600)
+    assert result.status in (13, 14), result.words
+    report = result.document
+    assert {"efa", "tcp"}.isdisjoint({report["efa"]["verdict"]}), report["efa"]
+    assert any("the EFA leg" in problem for problem in report["problems"])
+    assert report["ratio_low"] <= report["ratio"] <= report["ratio_high"]
+    assert report["efa"]["tokens_per_gpu_per_step"] == pytest.approx(
+        report["tcp"]["tokens_per_gpu_per_step"], rel=0.01
+    )
+    assert "EFA is faster by" in result.words
+    runs = f"{finetune.stack.rig.storage_uri}/runs"
+    legs = {
+        leg: yaml.safe_load(read_text(finetune.stack, f"{runs}/compared-{leg}", "job.yaml"))
+        for leg in ("efa", "tcp")
+    }
+    assert legs["tcp"]["runtime_env"]["env"]["NCCL_NET"] == "Socket"
+    assert "NCCL_NET" not in legs["efa"]["runtime_env"]["env"]
+    page = finetune.folder / "runs" / "compared-efa-compared" / "report.html"
+    assert "compar" in page.read_text().lower()
+
+
+@pytest.mark.timeout(600)
+def test_probe_measures_between_the_nodes_and_judges_only_known_lines(finetune: Finetune) -> None:
+    result = finetune.run("probe", "--size", "1", "--size", "4", seconds=400)
+    assert result.status == 0, result.words
+    probed = result.document
+    assert (probed["world_size"], probed["num_nodes"], probed["backend"]) == (2, 2, "gloo")
+    assert probed["verdict"] == "not judged"
+    assert {(m["collective"], m["scope"], m["payload_bytes"]) for m in probed["measurements"]} == {
+        (collective, "world", size * 2**20)
+        for collective in ("all_gather", "reduce_scatter")
+        for size in (1, 4)
+    }
+    assert all(m["bus_gb_per_second"] > 0 for m in probed["measurements"])
+    assert "bus GB/s" in result.words
+
+
 @pytest.mark.timeout(600)
 def test_rays_own_stopped_is_11_and_no_success(finetune: Finetune) -> None:
     running = finetune.submit("killed", steps=LONG)
@@ -293,6 +382,31 @@ def test_a_cordoned_node_is_12_with_pod_event_and_advice(finetune: Finetune) -> 
     assert "FailedScheduling" in reason or "not scheduled" in reason
     assert f"kubectl uncordon {node}" in reason
     wait_until("head and both workers are ready", lambda: ready_pods(stack) == 3, 300)
+
+
+@pytest.mark.timeout(900)
+def test_a_destroy_asks_and_takes_everything_also_while_a_job_runs(finetune: Finetune) -> None:
+    """The last test: it leaves no stack."""
+    stack = finetune.stack
+    running = finetune.submit("destroyed", steps=LONG)
+    running.wait_for(r"step +\d+/")
+
+    terminal = stack.destroy_in_terminal()
+    terminal.expect("Do you want to perform this destroy")
+    terminal.send("no\r")
+    terminal.expect("declined")
+    assert ended(terminal) != 0
+    assert finetune.run("status", "destroyed").document["status"] == "running"
+
+    terminal = stack.destroy_in_terminal()
+    terminal.expect("Do you want to perform this destroy")
+    terminal.send("yes\r")
+    assert ended(terminal) == 0, terminal.before
+    stack.forget()
+    lost = running.result(300)
+    assert lost.status == 15, lost.words
+    wait_until("nothing of the stack is left", lambda: stack.objects() - stack.before == set(), 60)
+    assert stack.before - stack.objects() == set()
 
 
 WHEEL = "rigextra-1.0-py3-none-any.whl"
