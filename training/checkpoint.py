@@ -66,11 +66,16 @@ def checkpoint_name(step: int, attempt: str) -> str:
 
 
 def training_state(model: CausalLM, optimizer: ShardedAdamW, world: World) -> dict[str, Any]:
-    """The tensors of a checkpoint: weights, moments, and this rank's random generators. DCP loads into the same tensors."""
+    """The tensors of a checkpoint: trained weights, moments, and this rank's random generators.
+
+    DCP loads into the same tensors. Frozen weights are not in it: they are made or read again, and the loop compares
+    their fingerprint.
+    """
+    trained = {name: weight for name, weight in parameter_names(model).items() if weight.requires_grad}
     generators = {f"cpu.{world.rank}": torch.get_rng_state()}
     if world.device.type == "cuda":
         generators[f"cuda.{world.rank}"] = torch.cuda.get_rng_state()
-    return {"model": dict(parameter_names(model)), "optimizer": optimizer.state_dict(), "rng": generators}
+    return {"model": trained, "optimizer": optimizer.state_dict(), "rng": generators}
 
 
 class Checkpointer:
@@ -257,6 +262,11 @@ def restore(
     if storage.local_path is None and world.local_rank == 0:
         shutil.rmtree(folder)
     return cast("dict[str, Any]", progress)
+
+
+def saved_progress(storage: Storage, name: str) -> dict[str, Any]:
+    """What the loop saved beside the tensors of a checkpoint."""
+    return cast("dict[str, Any]", json.loads(storage.read_text(f"{FOLDER}/{name}/{STATE}")))
 
 
 def _local_copy(storage: Storage, name: str, files: dict[str, int], world: World, work_dir: Path) -> Path:

@@ -411,6 +411,13 @@ def cost_table(cost: Mapping[str, Any]) -> Table:
     return table
 
 
+def _trained_text(prediction: Prediction) -> str:
+    trained, parameters = prediction.trainable_parameters, prediction.parameters
+    if trained == parameters:
+        return f"all {parameters:,} parameters"
+    return f"{trained:,} of {parameters:,} parameters ({100 * trained / parameters:.2g} %)"
+
+
 def plan_tables(job: JobSpec, hardware: Hardware, prediction: Prediction) -> RenderableType:
     """What a job will need and take, part by part."""
     memory = Table(title=f"memory of each {hardware.gpu_name}", title_justify="left")
@@ -433,6 +440,7 @@ def plan_tables(job: JobSpec, hardware: Hardware, prediction: Prediction) -> Ren
     tokens = hardware.world_size * job.batch.tokens_per_gpu
     for key, value in (
         ("runs on", f"{nodes}, {tokens:,} tokens a step"),
+        ("trains", _trained_text(prediction)),
         ("layout", prediction.sharding.reason),
         ("limited by", prediction.limited_by),
         ("speed", f"{prediction.tokens_per_second:,.0f} tokens/s"),

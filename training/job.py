@@ -121,6 +121,53 @@ class OptimizerSpec(Section):
         return betas
 
 
+# The linear layers of a block, by the names that all supported families give them.
+BLOCK_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class AdapterSpec(Section):
+    """Low-rank adapters, trained beside the frozen weights of the model (training/adapters.py)."""
+
+    kind: Literal["lora", "dora"] = "lora"
+    rank: int = Field(default=16, gt=0)
+    alpha: float | None = Field(
+        default=None,
+        gt=0,
+        description="the low-rank product is scaled by alpha / rank; default: twice the rank",
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="on the input of the low-rank product, while training"
+    )
+    targets: tuple[str, ...] = Field(
+        default=BLOCK_LINEARS, description="linear layers of the blocks that get an adapter; default: all"
+    )
+    merge: bool = Field(
+        default=True, description="write the whole merged model to export/, besides export/adapter/"
+    )
+
+    @property
+    def resolved_alpha(self) -> float:
+        return 2 * self.rank if self.alpha is None else self.alpha
+
+    @property
+    def scaling(self) -> float:
+        """The low-rank product is multiplied with it."""
+        return self.resolved_alpha / self.rank
+
+    @field_validator("targets")
+    @classmethod
+    def _known(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        allowed = f"allowed: {', '.join(BLOCK_LINEARS)}"
+        unknown = [target for target in targets if target not in BLOCK_LINEARS]
+        if unknown:
+            raise ValueError(f"no linear layer of a block is called {', '.join(unknown)}; {allowed}")
+        twice = sorted({target for target in targets if targets.count(target) > 1})
+        if twice or not targets:
+            found = f"{', '.join(twice)} is given twice" if twice else "none is given"
+            raise ValueError(f"{found}; {allowed}, each once")
+        return targets
+
+
 class ScheduleSpec(Section):
     """Learning rate over the steps: linear warm-up, then the shape named by kind."""
 
@@ -279,6 +326,10 @@ class JobSpec(Section):
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,51}[a-z0-9])?$")
     model: ModelSpec
     data: DataSpec
+    adapter: AdapterSpec | None = Field(
+        default=None,
+        description="train adapters (rank, targets, ...) and not the weights; default: all weights",
+    )
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     batch: BatchSpec = BatchSpec()
@@ -314,7 +365,21 @@ class JobSpec(Section):
         warmup = self.schedule.warmup_steps
         if warmup is not None and self.steps is not None and warmup >= self.steps:
             raise ValueError(f"schedule.warmup_steps {warmup} must be less than steps {self.steps}")
+        if self.adapter is not None:
+            self._possible_with_adapter(self.adapter)
         return self
+
+    def _possible_with_adapter(self, adapter: AdapterSpec) -> None:
+        if self.model.float8:
+            raise ValueError(
+                "model.float8 goes with a full fine-tune only: adapted layers compute in bfloat16. "
+                "Set model.float8: false, or leave adapter out"
+            )
+        if self.evaluation.prompts and not adapter.merge:
+            raise ValueError(
+                "evaluation.prompts are answered by the merged export, and adapter.merge is false: "
+                "set adapter.merge: true, or leave the prompts out"
+            )
 
     def dump_yaml(self) -> str:
         """The resolved job, as it stands in the run folder's job.yaml."""

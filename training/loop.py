@@ -25,15 +25,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training import checkpoint as ckpt
+from training.adapters import attach, fingerprint
 from training.attention import layout_of
 from training.data.batch import Batch
 from training.data.pipeline import DataBundle
 from training.data.pipeline import build as build_data
-from training.errors import FinetuneError, JobStopped
-from training.export import export
+from training.errors import FinetuneError, JobStopped, UsageError
+from training.export import export, export_adapter
 from training.job import JobSpec
 from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
-from training.model import CausalLM, init_weights, load_weights, num_parameters
+from training.model import (
+    CausalLM,
+    base_parameters,
+    init_adapters,
+    init_weights,
+    load_weights,
+    num_parameters,
+)
 from training.optimizer import ShardedAdamW, gradient_norm
 from training.parallel import (
     World,
@@ -98,6 +106,7 @@ class TrainResult:
     sharding: dict[str, Any]
     data: dict[str, Any]
     versions: dict[str, str]
+    trainable_parameters: int
     expected_bytes: dict[str, int]
     """By host: what its collectives must have sent to other hosts in this attempt."""
     checkpoint_blocked_seconds: float = 0.0
@@ -183,6 +192,8 @@ class _Progress:
     first_eval_loss: float | None = None
     best_eval_loss: float | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    adapter: dict[str, Any] | None = None
+    """What the trained tensors belong to, where they are adapters: their shape and the frozen weights beside them."""
 
 
 def train(
@@ -203,7 +214,7 @@ def train(
     """
     hooks = hooks or Hooks()
     world = world or join_world()
-    torch.manual_seed(job.seed)
+    torch.manual_seed(job.seed + world.rank)  # dropout of adapters; weights have generators of their own
     if job.deterministic:
         torch.use_deterministic_algorithms(True)
     attempt = attempt or new_attempt(storage, world)
@@ -273,6 +284,8 @@ class _Trainer:
             0 if self.model.tied else config.vocab_size * config.hidden_size
         )
         self.shape = (matmul_parameters, config.num_hidden_layers, config.hidden_size)
+        self.trainable_parameters = num_parameters(self.model, trainable_only=True)
+        self.num_frozen = 0 if self.job.adapter is None else matmul_parameters - self.trainable_parameters
         self.optimizer = ShardedAdamW(self.model.hf.named_parameters(), self.job.optimizer)
         self.checkpointer = ckpt.Checkpointer(
             self.storage,
@@ -313,6 +326,8 @@ class _Trainer:
 
     def _build_model(self, source: ModelSource) -> tuple[CausalLM, Sharding]:
         model = CausalLM(source.config)
+        if self.job.adapter is not None:
+            attach(model, model.blocks, self.job.adapter, compute_dtype(self.job, self.world.device))
         shape = ModelShape.of_config(source.config.to_dict())
         sharding = choose_sharding(self.job, shape, self.hardware)
         self.mesh = mesh_of(self.world, sharding.scheme)
@@ -322,6 +337,13 @@ class _Trainer:
             init_weights(model, self.job.seed)
         else:
             load_weights(model, source.weights)
+        if self.job.adapter is not None:
+            init_adapters(model, self.job.seed)
+            self.progress.adapter = {
+                **self.job.adapter.model_dump(mode="json", include={"kind", "rank", "targets"}),
+                "scaling": self.job.adapter.scaling,
+                "weights": fingerprint(base_parameters(model), self._shard_group()),
+            }
         model.train()
         return model, sharding
 
@@ -341,6 +363,13 @@ class _Trainer:
         return shared[0]
 
     def _restore(self, name: str) -> None:
+        saved, mine = ckpt.saved_progress(self.storage, name).get("adapter"), self.progress.adapter
+        if saved != mine:
+            raise UsageError(
+                f"checkpoint {name} in {self.storage.uri} trains {_adapter_text(saved)}, this job {_adapter_text(mine)}: "
+                "it cannot go on from there. Give the job its earlier adapter and model, or another run.path, or set "
+                "run.resume: false to remove what is there"
+            )
         state = ckpt.training_state(self.model, self.optimizer, self.world)
         progress = ckpt.restore(self.storage, name, state, self.world, self.work_dir)
         self.progress = _Progress(**progress)
@@ -566,7 +595,7 @@ class _Trainer:
         self.last_loss = loss
         duration = sum(seconds.values())
         training_seconds = duration - seconds["checkpoint"] - seconds["evaluation"]
-        flops = self.world.size * flops_per_step(*self.shape, pending.lengths)
+        flops = self.world.size * flops_per_step(*self.shape, pending.lengths, self.num_frozen)
         self.throughput.add(pending.agreed.tokens, flops, training_seconds)
         if self.log is None:
             return
@@ -702,7 +731,11 @@ class _Trainer:
     def _finish(self, resumed_from: str | None) -> TrainResult:
         self.watchdog.stop()
         dtype = torch.bfloat16 if self.world.device.type == "cuda" else torch.float32
-        export(self.model, self.source.tokenizer, self.storage, self.world, self.work_dir, dtype)
+        target = (self.source.tokenizer, self.storage, self.world, self.work_dir)
+        if self.job.adapter is not None:
+            export_adapter(self.model, self.job, self.source.revision, *target)
+        if self.job.adapter is None or self.job.adapter.merge:
+            export(self.model, *target, dtype)
         self._answer_prompts()
         peak, mfu_reason = peak_flops(self.world.device)
         throughput = self.throughput
@@ -731,6 +764,7 @@ class _Trainer:
             nodes=self.world.num_nodes,
             device=device_name(self.world.device),
             parameters=num_parameters(self.model),
+            trainable_parameters=self.trainable_parameters,
             sharding=dict(self.sharding.__dict__),
             data=self.data.report.model_dump(mode="json"),
             versions=versions(),
@@ -790,11 +824,30 @@ def document_lengths(batch: Batch) -> list[int]:
 
 def parameter_groups(model: CausalLM, sharding: Sharding) -> list[ParameterGroup]:
     """The FSDP groups: one per block, and the root with what is left."""
-    blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks]
     groups = [
-        ParameterGroup(num_parameters=count, resharded=sharding.reshard_after_forward) for count in blocks
+        ParameterGroup(
+            num_parameters=sum(p.numel() for p in block.parameters()),
+            num_trainable=sum(p.numel() for p in block.parameters() if p.requires_grad),
+            resharded=sharding.reshard_after_forward,
+        )
+        for block in model.blocks
     ]
-    return [*groups, ParameterGroup(num_parameters=num_parameters(model) - sum(blocks), resharded=False)]
+    root = ParameterGroup(
+        num_parameters=num_parameters(model) - sum(group.num_parameters for group in groups),
+        num_trainable=num_parameters(model, trainable_only=True) - sum(g.num_reduced for g in groups),
+        resharded=False,
+    )
+    return [*groups, root]
+
+
+def _adapter_text(adapter: dict[str, Any] | None) -> str:
+    if adapter is None:
+        return "all weights"
+    targets = ", ".join(adapter["targets"])
+    return (
+        f"{adapter['kind']} of rank {adapter['rank']} and scaling {adapter['scaling']:g} on {targets} beside weights "
+        f"with checksum {adapter['weights']}"
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -41,16 +41,23 @@ def peak_flops(device: torch.device) -> tuple[float | None, str | None]:
 
 
 def flops_per_step(
-    num_matmul_parameters: int, num_layers: int, attention_width: int, lengths: list[int]
+    num_matmul_parameters: int,
+    num_layers: int,
+    attention_width: int,
+    lengths: list[int],
+    num_frozen: int = 0,
 ) -> float:
     """Model FLOPs of forward and backward over documents of these lengths: 6 N per token, and causal attention.
 
     6 N T + 6 L w sum(length^2): PaLM's appendix B with half of the attention products, as a causal mask needs;
     packing shortens the attention, which the sum of squares accounts for. attention_width: heads x channels.
+    num_frozen: those of the parameters that get no gradient, which is 2 FLOPs per token less each.
     """
     tokens = sum(lengths)
     squares = sum(length * length for length in lengths)
-    return 6.0 * num_matmul_parameters * tokens + 6.0 * num_layers * attention_width * squares
+    return (
+        6.0 * num_matmul_parameters - 2.0 * num_frozen
+    ) * tokens + 6.0 * num_layers * attention_width * squares
 
 
 def memory(device: torch.device) -> dict[str, float]:

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from training import attention
+from training.adapters import is_adapter_parameter
 from training.data.batch import Batch
 from training.errors import UsageError
 from training.job import ArchitectureSpec
@@ -128,13 +129,18 @@ def parameter_names(model: CausalLM) -> dict[str, nn.Parameter]:
     return dict(model.hf.named_parameters())
 
 
+def base_parameters(model: CausalLM) -> dict[str, nn.Parameter]:
+    """Parameters that a weight file of the model holds: all but those of adapters."""
+    return {name: p for name, p in parameter_names(model).items() if not is_adapter_parameter(name)}
+
+
 def load_weights(model: CausalLM, folder: Path, report: Callable[[str], None] | None = None) -> None:
     """Streams safetensors into the local shards of a model that `to_empty` has just allocated.
 
     Only the rows of the own shard are read. Raises UsageError for missing, surplus or wrongly shaped weights.
     """
     files = _tensor_files(folder)
-    parameters = parameter_names(model)
+    parameters = base_parameters(model)
     missing = sorted(parameters.keys() - files.keys())
     surplus = sorted(
         name for name in files.keys() - parameters.keys() if not (model.tied and name == "lm_head.weight")
@@ -173,7 +179,7 @@ def init_weights(model: CausalLM, seed: int) -> None:
     Each parameter has its own seed, made of `seed` and its name: the same weights for every number of ranks.
     """
     std = float(model.config.initializer_range)
-    for name, parameter in parameter_names(model).items():
+    for name, parameter in base_parameters(model).items():
         shape = tuple(parameter.shape)
         if parameter.ndim >= 2:
             generator = torch.Generator().manual_seed(_seed_of(seed, name))
@@ -184,6 +190,22 @@ def init_weights(model: CausalLM, seed: int) -> None:
             whole = torch.zeros(shape) if model.config.model_type == "gemma" else torch.ones(shape)
         _fill(parameter, lambda rows, whole=whole: whole[rows])
     _finish(model)
+
+
+def init_adapters(model: CausalLM, seed: int) -> None:
+    """A uniform in +-1/sqrt(in_features) as in LoRA's published code, all else zero: the model starts as it was.
+
+    As with `init_weights`, the values do not depend on the number of ranks.
+    """
+    for name, parameter in parameter_names(model).items():
+        if not is_adapter_parameter(name):
+            continue
+        whole = torch.zeros(tuple(parameter.shape))
+        if name.endswith("lora_A.weight"):
+            generator = torch.Generator().manual_seed(_seed_of(seed, name))
+            bound = whole.shape[1] ** -0.5
+            whole.uniform_(-bound, bound, generator=generator)
+        _fill(parameter, lambda rows, whole=whole: whole[rows])
 
 
 def _finish(model: CausalLM) -> None:
@@ -255,6 +277,10 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def num_parameters(model: CausalLM) -> int:
-    """All parameters, a tied embedding once."""
-    return sum(math.prod(parameter.shape) for parameter in parameter_names(model).values())
+def num_parameters(model: CausalLM, trainable_only: bool = False) -> int:
+    """All parameters, a tied embedding once; or those of them that are trained."""
+    return sum(
+        math.prod(parameter.shape)
+        for parameter in parameter_names(model).values()
+        if parameter.requires_grad or not trainable_only
+    )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from training.job import ArchitectureSpec, JobSpec
+from training.job import AdapterSpec, ArchitectureSpec, JobSpec
 from training.transport.expected import ParameterGroup, expected_bytes_per_node
 
 Scheme = Literal["full", "hybrid"]
@@ -110,6 +110,26 @@ class ModelShape:
         return attention + bias + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
 
     @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(input, output) size of each linear layer of a block, in the order of job.BLOCK_LINEARS."""
+        hidden, intermediate = self.hidden_size, self.intermediate_size
+        return {
+            "q_proj": (hidden, self.query_size),
+            "k_proj": (hidden, self.kv_size),
+            "v_proj": (hidden, self.kv_size),
+            "o_proj": (self.query_size, hidden),
+            "gate_proj": (hidden, intermediate),
+            "up_proj": (hidden, intermediate),
+            "down_proj": (intermediate, hidden),
+        }
+
+    def adapter_parameters(self, adapter: AdapterSpec) -> int:
+        """Parameters of the adapters of a block."""
+        sizes = [self.linears[target] for target in adapter.targets]
+        magnitudes = sum(size for _, size in sizes) if adapter.kind == "dora" else 0
+        return adapter.rank * sum(map(sum, sizes)) + magnitudes
+
+    @property
     def embedding_parameters(self) -> int:
         return self.vocab_size * self.hidden_size
 
@@ -122,6 +142,35 @@ class ModelShape:
     def matmul_parameters(self) -> int:
         """Parameters that take part in a matrix product per token: the look-up of the embedding is none."""
         return self.num_layers * self.block_parameters + self.embedding_parameters
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Parameters of each FSDP group and of the whole model, adapters included, and how many of them are trained."""
+
+    block: int
+    root: int
+    total: int
+    block_trained: int
+    root_trained: int
+    total_trained: int
+
+    @classmethod
+    def of(cls, job: JobSpec, shape: ModelShape) -> _Counts:
+        root = shape.num_parameters - shape.num_layers * shape.block_parameters
+        if job.adapter is None:
+            block, total = shape.block_parameters, shape.num_parameters
+            return cls(block, root, total, block, root, total)
+        adapters = shape.adapter_parameters(job.adapter)
+        total_adapters = shape.num_layers * adapters
+        return cls(
+            block=shape.block_parameters + adapters,
+            root=root,
+            total=shape.num_parameters + total_adapters,
+            block_trained=adapters,
+            root_trained=0,
+            total_trained=total_adapters,
+        )
 
 
 @dataclass(frozen=True)
@@ -140,6 +189,8 @@ class Prediction:
     cost_usd: float | None
     limited_by: str
     sharding: Sharding
+    parameters: int
+    trainable_parameters: int
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,6 +205,7 @@ def predict(job: JobSpec, shape: ModelShape, hardware: Hardware, steps: int | No
     compute, in_node, across = step_parts(job, shape, hardware, sharding)
     network = max(in_node, across)
     step = max(compute, network) + EXPOSED_SHARE * min(compute, network)
+    counts = _Counts.of(job, shape)
     hours = None if steps is None else steps * step / 3600
     return Prediction(
         memory_gib=memory,
@@ -168,6 +220,8 @@ def predict(job: JobSpec, shape: ModelShape, hardware: Hardware, steps: int | No
         cost_usd=None if hours is None or hardware.hourly_usd is None else hours * hardware.hourly_usd,
         limited_by=_limit(compute, in_node, across),
         sharding=sharding,
+        parameters=counts.total,
+        trainable_parameters=counts.total_trained,
     )
 
 
@@ -253,23 +307,29 @@ def memory_parts(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: 
     State: 12 bytes per own parameter (float32 master and two moments). Weights: the root always, blocks two at a time or
     all of them, in bfloat16. Last: what the peak adds to these, the largest of the loss of one chunk, of the block being
     recomputed with its gradients, and of the sharded gradients, which replace the activations as backward goes on.
+
+    With adapters, by the same reasoning and not yet measured: frozen parameters are 2 bytes in bfloat16 and have no
+    state and no gradient.
     """
+    counts = _Counts.of(job, shape)
     shards = hardware.gpus_per_node if sharding.scheme == "hybrid" else hardware.world_size
-    root = shape.num_parameters - shape.num_layers * shape.block_parameters
     gathered_blocks = 2 if sharding.reshard_after_forward else shape.num_layers
     tokens = job.batch.micro_batch_tokens
-    activations = tokens * activation_bytes_per_token(shape, sharding.checkpoint_every)
+    activations = tokens * activation_bytes_per_token(shape, sharding.checkpoint_every, job.adapter)
     chunk = min(LOSS_CHUNK_TOKENS, tokens)
-    loss = LOSS_BYTES_PER_LOGIT * chunk * shape.vocab_size + 4.0 * shape.embedding_parameters
-    recomputed = tokens * _block_bytes_per_token(shape) if sharding.checkpoint_every else 0.0
-    unreduced = 4.0 * max(2 * shape.block_parameters, root)
-    gradients = 4.0 * shape.num_parameters / shards
+    output_gradient = 4.0 * shape.embedding_parameters if counts.root_trained else 0.0
+    loss = LOSS_BYTES_PER_LOGIT * chunk * shape.vocab_size + output_gradient
+    recomputed = tokens * _block_bytes_per_token(shape, job.adapter) if sharding.checkpoint_every else 0.0
+    unreduced = 4.0 * max(2 * counts.block_trained, counts.root_trained)
+    gradients = 4.0 * counts.total_trained / shards
     parts = {
-        "masters and moments": 12.0 * shape.num_parameters / shards,
-        "gathered weights": 2.0 * (root + gathered_blocks * shape.block_parameters),
+        "masters and moments": 12.0 * counts.total_trained / shards,
+        "gathered weights": 2.0 * (counts.root + gathered_blocks * counts.block),
         "activations": activations,
         "loss or gradients": max(loss, recomputed + unreduced, gradients + unreduced - activations),
     }
+    if job.adapter is not None:
+        parts["frozen weights"] = 2.0 * (counts.total - counts.total_trained) / shards
     return {name: value / GIB for name, value in parts.items()}
 
 
@@ -280,17 +340,36 @@ LOSS_CHUNK_TOKENS = 4096
 LOSS_BYTES_PER_LOGIT = 4.5
 
 
-def activation_bytes_per_token(shape: ModelShape, checkpoint_every: int) -> float:
+def activation_bytes_per_token(
+    shape: ModelShape, checkpoint_every: int, adapter: AdapterSpec | None = None
+) -> float:
     """Bytes kept for the backward of one token, all blocks together: for Qwen2.5-1.5B 1,512, 798 and 84 KiB with none,
     every second and every block recomputed (measured 2026-12-01: 1,523, 804 and 84).
     """
     recomputed = math.ceil(shape.num_layers / checkpoint_every) if checkpoint_every else 0
     kept = shape.num_layers - recomputed
-    return kept * _block_bytes_per_token(shape) + recomputed * 2.0 * shape.hidden_size
+    return kept * _block_bytes_per_token(shape, adapter) + recomputed * 2.0 * shape.hidden_size
 
 
-def _block_bytes_per_token(shape: ModelShape) -> float:
-    return 2.0 * (5 * shape.hidden_size + shape.query_size + 2 * shape.kv_size + 2 * shape.intermediate_size)
+def _block_bytes_per_token(shape: ModelShape, adapter: AdapterSpec | None) -> float:
+    kept = 5 * shape.hidden_size + shape.query_size + 2 * shape.kv_size + 2 * shape.intermediate_size
+    if adapter is not None:
+        kept += _adapter_numbers_per_token(shape, adapter)
+    return 2.0 * kept
+
+
+def _adapter_numbers_per_token(shape: ModelShape, adapter: AdapterSpec) -> int:
+    """What adapters keep for the backward of one token in one block, in numbers.
+
+    Of each adapted layer the result of A, its input after dropout, and with DoRA the output before it is scaled. An
+    adapted MLP does not run by the kernel that makes the product of gate and up anew.
+    """
+    sizes = [shape.linears[target] for target in adapter.targets]
+    kept = adapter.rank * len(sizes)
+    kept += sum(size for size, _ in sizes) if adapter.dropout else 0
+    kept += sum(size for _, size in sizes) if adapter.kind == "dora" else 0
+    mlp = {"gate_proj", "up_proj", "down_proj"}
+    return kept + (shape.intermediate_size if mlp & set(adapter.targets) else 0)
 
 
 # Time
@@ -315,14 +394,21 @@ def _step_seconds(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding:
 
 
 def _compute_seconds(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: Sharding) -> float:
-    """6 N FLOPs per token and causal attention over documents of max_length; recomputation repeats the forward."""
+    """6 N FLOPs per token and causal attention over documents of max_length; recomputation repeats the forward.
+
+    A frozen parameter has 4 instead of 6: no gradient of its own.
+    """
     if hardware.peak_tflops is None:
         return 0.0
-    per_token = (
-        6.0 * shape.matmul_parameters + 6.0 * shape.num_layers * shape.query_size * job.data.max_length
-    )
+    attention = 2.0 * shape.num_layers * shape.query_size * job.data.max_length
+    multiplied = trained = shape.matmul_parameters
+    if job.adapter is not None:
+        trained = _Counts.of(job, shape).total_trained
+        multiplied += trained
+    forward = 2.0 * multiplied + attention
+    backward = 2.0 * (multiplied + trained) + 2 * attention
     recomputed = 1 / sharding.checkpoint_every if sharding.checkpoint_every else 0.0
-    flops = per_token * (1 + recomputed / 3) * job.batch.tokens_per_gpu
+    flops = ((1 + recomputed) * forward + backward) * job.batch.tokens_per_gpu
     efficiency = COMPUTE_EFFICIENCY.get(hardware.gpu_name, DEFAULT_EFFICIENCY)
     return flops / (hardware.peak_tflops * 1e12 * efficiency)
 
@@ -331,10 +417,15 @@ def _cross_node_bytes(job: JobSpec, shape: ModelShape, hardware: Hardware, shard
     """Bytes a node sends per step; the formulas and their sources stand in transport/expected.py."""
     if hardware.num_nodes == 1:
         return 0.0
-    block = ParameterGroup(num_parameters=shape.block_parameters, resharded=sharding.reshard_after_forward)
-    root = shape.num_parameters - shape.num_layers * shape.block_parameters
+    counts = _Counts.of(job, shape)
+    block = ParameterGroup(
+        num_parameters=counts.block,
+        num_trainable=counts.block_trained,
+        resharded=sharding.reshard_after_forward,
+    )
+    root = ParameterGroup(num_parameters=counts.root, num_trainable=counts.root_trained, resharded=False)
     return expected_bytes_per_node(
-        [*[block] * shape.num_layers, ParameterGroup(num_parameters=root, resharded=False)],
+        [*[block] * shape.num_layers, root],
         scheme=sharding.scheme,
         world_size=hardware.world_size,
         gpus_per_node=hardware.gpus_per_node,
@@ -350,7 +441,8 @@ def _in_node_bytes(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding
     ranks = hardware.gpus_per_node if sharding.scheme == "hybrid" else hardware.world_size
     if hardware.gpus_per_node == 1 or ranks == 1:
         return 0.0
-    blocks = shape.num_layers * shape.block_parameters
-    gathers = 2.0 * (shape.num_parameters + (blocks if sharding.reshard_after_forward else 0))
-    reduced = (4.0 if job.parallel.reduce_dtype == "float32" else 2.0) * shape.num_parameters
+    counts = _Counts.of(job, shape)
+    blocks = shape.num_layers * counts.block
+    gathers = 2.0 * (counts.total + (blocks if sharding.reshard_after_forward else 0))
+    reduced = (4.0 if job.parallel.reduce_dtype == "float32" else 2.0) * counts.total_trained
     return (ranks - 1) / ranks * (gathers + reduced) * job.batch.accumulation

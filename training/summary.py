@@ -64,6 +64,7 @@ def conclude(
         "nodes": attempts[-1]["nodes"] if attempts else None,
         "device": result.get("device"),
         "parameters": result.get("parameters"),
+        "trainable_parameters": result.get("trainable_parameters"),
         "sharding": result.get("sharding"),
         "transport": {"verdict": transport.verdict, "reason": transport.reason}
         if transport is not None

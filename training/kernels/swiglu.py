@@ -49,12 +49,13 @@ class _SwiGLULinear(torch.autograd.Function):
         return (F.silu(gate) * up) @ weight.t()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         (grad,) = grad_outputs
         gate, up, weight = ctx.saved_tensors
         grad_gate, grad_up, product = swiglu_backward(grad @ weight, gate, up)
-        grad_weight = grad.flatten(0, -2).t() @ product.flatten(0, -2)
-        return grad_gate, grad_up, grad_weight
+        if not ctx.needs_input_grad[2]:
+            return grad_gate, grad_up, None
+        return grad_gate, grad_up, grad.flatten(0, -2).t() @ product.flatten(0, -2)
 
 
 def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:

@@ -231,8 +231,10 @@ def _subtitle(run: RunFiles) -> Iterator[str]:
         family = shown(architecture, "family") or "model"
         yield f"{family}, {layers} layers of width {width}, from random weights"
     parameters = number(run.summary, "parameters")
+    trained = number(run.summary, "trainable_parameters")
     if parameters is not None:
-        yield f"{text.compact(parameters)} parameters"
+        part = f", {text.compact(trained)} trained" if trained is not None and trained < parameters else ""
+        yield f"{text.compact(parameters)} parameters{part}"
     world_size, nodes = number(run.summary, "world_size"), number(run.summary, "nodes")
     device = string(run.summary, "device")
     if world_size is not None:

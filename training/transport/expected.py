@@ -14,13 +14,19 @@ class ParameterGroup(BaseModel):
     """Parameters that FSDP gathers together: one per ``fully_shard`` call, the root's own ones included.
 
     ``resharded`` is whether the group is freed after its forward and gathered again in backward
-    (``reshard_after_forward``; FSDP2 never frees the root's group).
+    (``reshard_after_forward``; FSDP2 never frees the root's group). ``num_trainable`` of the parameters get a
+    gradient, which is reduced; by default all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_parameters: int = Field(gt=0)
     resharded: bool
+    num_trainable: int | None = Field(default=None, ge=0)
+
+    @property
+    def num_reduced(self) -> int:
+        return self.num_parameters if self.num_trainable is None else self.num_trainable
 
 
 def expected_bytes_per_node(
@@ -72,11 +78,12 @@ def expected_bytes_per_node(
     if world_size <= gpus_per_node:
         return 0
     num_parameters = sum(group.num_parameters for group in groups)
+    num_reduced = sum(group.num_reduced for group in groups)
     if reduce_every_microbatch is None:
         reduce_every_microbatch = scheme == "full"
     num_reductions = num_steps * (accumulation if reduce_every_microbatch else 1)
     if scheme == "hybrid":
-        return num_reductions * num_parameters * reduce_bytes
+        return num_reductions * num_reduced * reduce_bytes
     num_resharded = sum(group.num_parameters for group in groups if group.resharded)
     num_kept = num_parameters - num_resharded
     if kept_between_microbatches is None:
@@ -87,5 +94,5 @@ def expected_bytes_per_node(
         + (num_steps if kept_between_microbatches else num_microbatches) * num_kept
         + num_forward_only * num_resharded
     )
-    payload_bytes = gathered * parameter_bytes + num_reductions * num_parameters * reduce_bytes
+    payload_bytes = gathered * parameter_bytes + num_reductions * num_reduced * reduce_bytes
     return payload_bytes * (world_size - 1) // world_size

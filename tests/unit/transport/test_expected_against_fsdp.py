@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from training.adapters import LoRALinear
+from training.job import AdapterSpec
 from training.transport.expected import ParameterGroup, expected_bytes_per_node
 
-WORLD, GPUS, WIDTH, BLOCKS = 8, 4, 64, 3
+WORLD, GPUS, WIDTH, BLOCKS, RANK = 8, 4, 64, 3, 8
 
 
 class Model(nn.Module):
@@ -30,6 +32,16 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x).float().sum()
+
+
+def adapted() -> Model:
+    """The same with its weights frozen and an adapter in each block."""
+    model = Model().requires_grad_(False).to(torch.bfloat16)
+    for index in range(BLOCKS):
+        base = model.blocks[index]
+        assert isinstance(base, nn.Linear)
+        model.blocks[index] = LoRALinear(base, AdapterSpec(rank=RANK))
+    return model
 
 
 @pytest.fixture
@@ -82,16 +94,17 @@ class Counter:
 @pytest.mark.parametrize("scheme", ["full", "hybrid"])
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("with_adapters", [False, True])
 @pytest.mark.usefixtures("world")
 def test_formula_counts_what_fsdp_sends(
-    scheme: Any, reshard: bool, accumulation: int, monkeypatch: pytest.MonkeyPatch
+    scheme: Any, reshard: bool, accumulation: int, with_adapters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if scheme == "full":
         mesh = init_device_mesh("cpu", (WORLD,))
     else:
         mesh = init_device_mesh("cpu", (WORLD // GPUS, GPUS), mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = Model()
+    model = adapted() if with_adapters else Model()
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     root = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -110,8 +123,13 @@ def test_formula_counts_what_fsdp_sends(
     with torch.no_grad():
         for _ in range(num_eval):
             model(torch.ones(2, WIDTH))
-    groups = [ParameterGroup(num_parameters=WIDTH * WIDTH, resharded=reshard)] * BLOCKS
-    groups.append(ParameterGroup(num_parameters=2 * WIDTH * WIDTH, resharded=False))
+    low_rank = 2 * WIDTH * RANK if with_adapters else 0
+    block_size, head_size = WIDTH * WIDTH + low_rank, 2 * WIDTH * WIDTH
+    trainable = (low_rank, 0) if with_adapters else (block_size, head_size)
+    groups = [
+        ParameterGroup(num_parameters=block_size, num_trainable=trainable[0], resharded=reshard)
+    ] * BLOCKS
+    groups.append(ParameterGroup(num_parameters=head_size, num_trainable=trainable[1], resharded=False))
     size: dict[str, Any] = {"scheme": scheme, "world_size": WORLD, "gpus_per_node": GPUS}
     steps: dict[str, Any] = size | {"num_steps": num_steps, "accumulation": accumulation}
     assert trained == expected_bytes_per_node(groups, **steps)
