@@ -10,11 +10,14 @@ import pulumi
 import pulumi_kubernetes as k8s
 
 from infra.cluster import USERS_GROUP
-from infra.settings import StackSettings, storage_endpoint
+from infra.settings import MONITORING_NAMESPACE, StackSettings, storage_endpoint
 from infra.workload import ClusterTarget
 
 POD_IDENTITY_ADDRESS = "169.254.170.23/32"
 INSTANCE_METADATA_ADDRESS = "169.254.169.254/32"
+PROMETHEUS_PODS = {"app.kubernetes.io/name": "prometheus"}
+# KubeRay's default for metrics-export-port; head and workers name it "metrics".
+RAY_METRICS_PORT = 8080
 
 
 class Access(pulumi.ComponentResource):
@@ -124,7 +127,7 @@ def namespace_labels(settings: StackSettings) -> dict[str, str]:
 
 def network_policies(settings: StackSettings) -> dict[str, dict[str, Any]]:
     """Default deny, and what a training job needs: its own Ray pods, DNS, HTTPS outside, its credentials,
-    its store.
+    its store; where Prometheus watches, its scrapes.
 
     The instance metadata service stays closed. Probes come from the node itself, which policies do not cover.
     """
@@ -158,6 +161,24 @@ def network_policies(settings: StackSettings) -> dict[str, dict[str, Any]]:
             "podSelector": ray_pods,
             "policyTypes": ["Egress"],
             "egress": [{"to": [{"ipBlock": {"cidr": POD_IDENTITY_ADDRESS}}], "ports": [_port(80)]}],
+        }
+    if settings.observability == "prometheus":
+        policies["metrics"] = {
+            "podSelector": ray_pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [
+                        {
+                            "namespaceSelector": {
+                                "matchLabels": {"kubernetes.io/metadata.name": MONITORING_NAMESPACE}
+                            },
+                            "podSelector": {"matchLabels": PROMETHEUS_PODS},
+                        }
+                    ],
+                    "ports": [_port(RAY_METRICS_PORT)],
+                }
+            ],
         }
     endpoint = storage_endpoint(settings)
     if endpoint:

@@ -63,11 +63,12 @@ FREE_TYPES = frozenset(
         "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule",
     }
 )
-BY_USE = (
+BY_USE: tuple[str, ...] = (
     "S3 objects and requests",
     "traffic through the NAT gateway (0.045 USD/GB) and between zones",
     "CloudWatch logs (0.50 USD/GB)",
 )
+OBSERVED_BY_USE = ("CloudWatch Container Insights, by observation: metrics of nodes, pods, GPUs and EFA",)
 
 
 class UnknownPriceError(Exception):
@@ -162,7 +163,8 @@ def price_graph(graph: Graph, settings: StackSettings) -> CostReport:
             pricing.add(resource)
     if pricing.unknown:
         raise UnknownPriceError(pricing.unknown, settings.region)
-    return CostReport(settings.region, tuple(pricing.lines))
+    by_use = (*BY_USE, *OBSERVED_BY_USE) if settings.observability == "cloudwatch" else BY_USE
+    return CostReport(settings.region, tuple(pricing.lines), by_use=by_use)
 
 
 class _Pricing:

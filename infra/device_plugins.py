@@ -91,11 +91,13 @@ def release(
     namespace: str,
     values: dict[str, Any],
     depends_on: list[pulumi.Resource] | None = None,
+    skip_crds: bool = True,
 ) -> k8s.helm.v3.Release:
     """A Helm release that is rolled back when it fails, so that the next update does not find it half
     installed.
 
-    Without a repository ``chart`` is a folder on disk.
+    Without a repository ``chart`` is a folder on disk. CRDs are skipped where they have a step of their own:
+    Helm installs them once and never upgrades them.
     """
     return k8s.helm.v3.Release(
         name,
@@ -105,8 +107,7 @@ def release(
         repository_opts=k8s.helm.v3.RepositoryOptsArgs(repo=repository) if repository else None,
         namespace=namespace,
         values=values,
-        # CRDs have their own step: Helm would install them once and never upgrade them.
-        skip_crds=True,
+        skip_crds=skip_crds,
         atomic=True,
         cleanup_on_fail=True,
         timeout=600,

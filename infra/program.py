@@ -21,6 +21,7 @@ from infra.guardrails import Guardrails
 from infra.kuberay import KubeRay
 from infra.network import Network
 from infra.node_groups import GpuNodes, NodeRole, SystemNodes
+from infra.observability import DASHBOARD_COMMAND, CloudWatch, Prometheus
 from infra.outputs import OUTPUT_NAME, KubeAccess, StackOutputs
 from infra.ray_cluster import RayCluster, transport_environment
 from infra.settings import SettingsError, SettingsSource, StackSettings, load_settings, undeployable
@@ -88,6 +89,8 @@ def create_aws(settings: StackSettings) -> Platform:
     gpu_nodes = GpuNodes(name, settings, cluster, network, role, on_aws)
     coredns = cluster.create_coredns([system_nodes.group])
     Guardrails(name, settings, gpu_nodes, on_aws)
+    if settings.observability == "cloudwatch":
+        CloudWatch(name, settings, cluster, [system_nodes.group], on_aws)
     target = ClusterTarget(
         provider=cluster.kubernetes,
         deleted_with=cluster.control_plane,
@@ -133,6 +136,8 @@ def create_workload(settings: StackSettings, platform: Platform) -> None:
     if platform.lustre:
         needed += SharedVolume(name, settings, target, platform.lustre, access.ready).ready
     RayCluster(name, settings, target, needed)
+    if settings.observability == "prometheus":
+        Prometheus(name, settings, target)
 
 
 def export_outputs(settings: StackSettings, platform: Platform, cost: CostReport | None) -> None:
@@ -146,6 +151,8 @@ def export_outputs(settings: StackSettings, platform: Platform, cost: CostReport
     pulumi.export("cluster_name", settings.name)
     pulumi.export("storage_uri", platform.storage_uri)
     pulumi.export("kubectl", kubectl_hint(settings))
+    if settings.observability == "prometheus":
+        pulumi.export("dashboard", DASHBOARD_COMMAND)
     if platform.gpu_nodes:
         pulumi.export("gpu_node_group", platform.gpu_nodes.group.node_group_name)
     if cost:

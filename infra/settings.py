@@ -43,6 +43,17 @@ from infra.versions import KUBERAY_VERSION, KUBERNETES_VERSIONS, RAY_IMAGE, RAY_
 
 PROJECT = "efa-finetune"
 
+
+@dataclass(frozen=True)
+class Observers:
+    """What the pods that observe a stack request: together on the system nodes, and on each GPU node."""
+
+    system_cpu_millis: int
+    system_memory_mib: int
+    gpu_cpu_millis: int
+    gpu_memory_mib: int
+
+
 # The longest physical name that AWS or pulumi-eks derives is the control plane's role:
 # NAME-eksRole-role-xxxxxxx, and an IAM role may have 64 characters.
 MAX_CLUSTER_NAME = 64 - len("-eksRole-role") - len("-0123456")
@@ -55,6 +66,16 @@ SYSTEM_PODS_MEMORY_MIB = 1300
 # The container that KubeRay adds to the head when it autoscales.
 AUTOSCALER_CPU_MILLIS = 500
 AUTOSCALER_MEMORY_MIB = 512
+# What observability adds, summed over the requests in infra/observability.py: on the system nodes, and on each
+# GPU node.
+MONITORING_NAMESPACE = "monitoring"
+OBSERVERS: Mapping[str, Observers] = {
+    "none": Observers(0, 0, 0, 0),
+    "prometheus": Observers(300, 1600, 80, 128),
+    "cloudwatch": Observers(200, 256, 350, 256),
+}
+# About ten days of the series of three nodes, at two bytes a sample (estimated 2026-12-01).
+PROMETHEUS_DISK_GIB = 5
 # The VPC CNI keeps a spare network interface full of addresses on each node: 2 x 30 on g6.12xlarge.
 ADDRESSES_PER_NODE = 60
 
@@ -67,6 +88,7 @@ DOCUMENTATION_NETWORKS = tuple(
     ipaddress.IPv4Network(n) for n in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
 )
 
+Observability = Literal["none", "prometheus", "cloudwatch"]
 Purchase = Literal["on-demand", "reservation", "capacity-block", "spot"]
 
 
@@ -340,6 +362,12 @@ class StackSettings(BaseModel):
     kuberay_image: str | None = Field(None, description="repository:tag of the operator; empty: the chart's")
     kuberay_crds: str | None = Field(None, description="folder with the CRDs; empty: those of this project")
 
+    # Observability
+    observability: Observability = Field(
+        "none",
+        description="none; prometheus: Prometheus, Grafana and exporters in the cluster; cloudwatch: AWS's add-on",
+    )
+
     # Guardrails
     budget_monthly_usd: Annotated[int, Field(ge=0, le=100_000_000)] = Field(
         0, description="AWS Budgets limit a month; 0: no budget"
@@ -379,6 +407,10 @@ class StackSettings(BaseModel):
     def efa(self) -> int:
         """EFA interfaces of one worker."""
         return self.instance.efa if self.efa_per_worker < 0 else self.efa_per_worker
+
+    @property
+    def observers(self) -> Observers:
+        return OBSERVERS[self.observability]
 
     @property
     def worker_cpu_millis(self) -> int:
@@ -613,13 +645,15 @@ def _autoscaling(s: StackSettings) -> list[Problem]:
     return problems
 
 
-@_rule("target", "head_cpu", "head_memory_gib", "system_instance_type", "autoscaling")
+@_rule("target", "head_cpu", "head_memory_gib", "system_instance_type", "autoscaling", "observability")
 def _head_fits(s: StackSettings) -> list[Problem]:
     shape = SYSTEM_INSTANCES.get(s.system_instance_type)
     if not s.on_aws or shape is None:
         return []
     cpu = shape.allocatable_cpu_millis - SYSTEM_PODS_CPU_MILLIS - s.autoscaling * AUTOSCALER_CPU_MILLIS
     memory = shape.allocatable_memory_mib - SYSTEM_PODS_MEMORY_MIB - s.autoscaling * AUTOSCALER_MEMORY_MIB
+    cpu -= s.observers.system_cpu_millis
+    memory -= s.observers.system_memory_mib
     fix = "Lower it or choose a larger systemInstanceType."
     problems: list[Problem] = []
     if s.head_cpu_millis > cpu:
@@ -631,33 +665,45 @@ def _head_fits(s: StackSettings) -> list[Problem]:
     return problems
 
 
-@_rule("target", "worker_cpu", "worker_memory_gib", "gpu_instance_type")
+@_rule("target", "worker_cpu", "worker_memory_gib", "gpu_instance_type", "observability")
 def _worker_fits(s: StackSettings) -> list[Problem]:
     instance = INSTANCES.get(s.gpu_instance_type)
     if not s.on_aws or instance is None:
         return []
-    cpu = instance.allocatable_cpu_millis - DAEMONS_CPU_MILLIS
+    cpu = instance.allocatable_cpu_millis - DAEMONS_CPU_MILLIS - s.observers.gpu_cpu_millis
     memory = instance.allocatable_memory_mib - instance.huge_pages_mib - DAEMONS_MEMORY_MIB
-    fix = "Lower it, or set it to 0 to take the catalog's."
+    memory -= s.observers.gpu_memory_mib
+    from_catalog = "Lower it, or set it to 0 to take the catalog's."
     problems: list[Problem] = []
     if s.worker_cpu_millis > cpu:
         allowed = f"{instance.name} leaves {cpu / 1000:g} cores for the worker"
-        problems.append(Problem("workerCpu", s.worker_cpu, allowed, fix))
+        problems.append(Problem("workerCpu", s.worker_cpu, allowed, from_catalog))
     if s.worker_memory_mib > memory:
-        allowed = f"{instance.name} leaves {memory / 1024:.1f} GiB for the worker"
+        beside = f" beside observability {s.observability}" if s.observability != "none" else ""
+        allowed = f"{instance.name} leaves {memory / 1024:.1f} GiB for the worker{beside}"
+        fix = from_catalog if s.worker_memory_gib else f"Set it to {memory // 1024} at most."
         problems.append(Problem("workerMemoryGib", s.worker_memory_gib, allowed, fix))
     return problems
 
 
-@_rule("target", "worker_scratch_gib", "gpu_disk_gib", "head_scratch_gib", "system_disk_gib", "local_nvme")
+@_rule(
+    "target",
+    "worker_scratch_gib",
+    "gpu_disk_gib",
+    "head_scratch_gib",
+    "system_disk_gib",
+    "local_nvme",
+    "observability",
+)
 def _scratch_fits(s: StackSettings) -> list[Problem]:
     problems: list[Problem] = []
+    metrics = PROMETHEUS_DISK_GIB if s.observability == "prometheus" else 0
     # 40 GiB: the image unpacked (about 25 GiB) and the system itself; kubelet evicts from 85 % on.
-    for key, wanted, disk, disk_key in (
-        ("workerScratchGib", s.worker_scratch, s.gpu_disk_gib, "gpuDiskGib"),
-        ("headScratchGib", s.head_scratch_gib, s.system_disk_gib, "systemDiskGib"),
+    for key, wanted, disk, disk_key, others in (
+        ("workerScratchGib", s.worker_scratch, s.gpu_disk_gib, "gpuDiskGib", 0),
+        ("headScratchGib", s.head_scratch_gib, s.system_disk_gib, "systemDiskGib", metrics),
     ):
-        left = int(disk * 0.85) - 40
+        left = int(disk * 0.85) - 40 - others
         if s.on_aws and not s.local_nvme and wanted > left:
             allowed = f"{left} GiB at most of a disk of {disk} GiB"
             problems.append(Problem(key, wanted, allowed, f"Lower it or raise {disk_key}."))
@@ -790,6 +836,17 @@ def _existing_cluster(s: StackSettings) -> list[Problem]:
         Problem(key, value, "only with target aws", "Remove it.") for key, value in aws_only if value
     ]
     return problems
+
+
+@_rule("target", "observability", "namespace")
+def _observability(s: StackSettings) -> list[Problem]:
+    if s.observability == "cloudwatch" and not s.on_aws:
+        allowed = "none or prometheus with target existing: the CloudWatch add-on is one of EKS"
+        return [Problem("observability", s.observability, allowed, "Set it to prometheus or to none.")]
+    if s.observability == "prometheus" and s.namespace == MONITORING_NAMESPACE:
+        allowed = f"another one than {MONITORING_NAMESPACE}, which observability prometheus makes"
+        return [Problem("namespace", s.namespace, allowed, "Choose another namespace for the RayCluster.")]
+    return []
 
 
 @_rule("fsx_capacity_gib")

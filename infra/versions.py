@@ -24,6 +24,12 @@ FSX_CSI_DRIVER_VERSION = "1.9.0"
 FSX_CSI_DRIVER_REPOSITORY = "https://kubernetes-sigs.github.io/aws-fsx-csi-driver"
 CLUSTER_AUTOSCALER_VERSION = "9.50.1"
 CLUSTER_AUTOSCALER_REPOSITORY = "https://kubernetes.github.io/autoscaler"
+# The pair that AWS's ai-on-eks runs beside GPUs and EFA (2026-12-01).
+KUBE_PROMETHEUS_STACK_VERSION = "82.16.0"
+KUBE_PROMETHEUS_STACK_REPOSITORY = "https://prometheus-community.github.io/helm-charts"
+DCGM_EXPORTER_VERSION = "4.8.1"
+DCGM_EXPORTER_REPOSITORY = "https://nvidia.github.io/dcgm-exporter/helm-charts"
+EFA_COUNTERS_IMAGE = "public.ecr.aws/docker/library/busybox:1.37.0"
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Addons:
     coredns: str
     pod_identity_agent: str
     node_monitoring_agent: str
+    cloudwatch_observability: str
 
 
 # Pinned because pulumi-eks and EKS take "the most recent" otherwise: an extra call and a diff at every
@@ -46,6 +53,7 @@ ADDONS: Mapping[str, Addons] = {
         "v1.12.4-eksbuild.1",
         "v1.3.10-eksbuild.3",
         "v1.6.4-eksbuild.1",
+        "v6.6.0-eksbuild.1",
     ),
     "1.34": Addons(
         "v1.21.1-eksbuild.8",
@@ -53,6 +61,7 @@ ADDONS: Mapping[str, Addons] = {
         "v1.12.4-eksbuild.1",
         "v1.3.10-eksbuild.3",
         "v1.6.4-eksbuild.1",
+        "v6.6.0-eksbuild.1",
     ),
     "1.35": Addons(
         "v1.21.1-eksbuild.8",
@@ -60,6 +69,7 @@ ADDONS: Mapping[str, Addons] = {
         "v1.14.2-eksbuild.4",
         "v1.3.10-eksbuild.3",
         "v1.6.4-eksbuild.1",
+        "v6.6.0-eksbuild.1",
     ),
 }
 KUBERNETES_VERSIONS = tuple(ADDONS)

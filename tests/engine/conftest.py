@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "forceDestroy": True,
     "fsx": True,
     "natPerZone": True,
+    "observability": "cloudwatch",
     "secretsEncryption": True,
 }
 """All optional parts of the AWS layer at once."""

@@ -22,6 +22,23 @@ CLUSTER = "aws:eks/cluster:Cluster efa-dev-eksCluster"
 RAY = "kubernetes:ray.io/v1:RayCluster efa-dev-ray-cluster"
 DIGEST = "sha256:" + "a" * 64
 RESERVATION = "cr-0123456789abcdef0"
+PROMETHEUS = {
+    "kubernetes:core/v1:Namespace efa-dev-monitoring",
+    "kubernetes:core/v1:ConfigMap efa-dev-dashboard",
+    "kubernetes:helm.sh/v3:Release efa-dev-kube-prometheus-stack",
+    "kubernetes:helm.sh/v3:Release efa-dev-dcgm-exporter",
+    "kubernetes:networking.k8s.io/v1:NetworkPolicy efa-dev-metrics",
+    "kubernetes:networking.k8s.io/v1:NetworkPolicy efa-dev-monitoring-internal",
+    "kubernetes:rbac.authorization.k8s.io/v1:Role efa-dev-look",
+    "kubernetes:rbac.authorization.k8s.io/v1:RoleBinding efa-dev-look",
+}
+CLOUDWATCH = {
+    "aws:cloudwatch/logGroup:LogGroup efa-dev-container-insights",
+    "aws:iam/role:Role efa-dev-cloudwatch",
+    "aws:iam/rolePolicy:RolePolicy efa-dev-cloudwatch",
+    "aws:eks/podIdentityAssociation:PodIdentityAssociation efa-dev-cloudwatch",
+    "aws:eks/addon:Addon efa-dev-amazon-cloudwatch-observability",
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,17 @@ ROWS = {
     ),
     "secrets encryption": Row(
         {"secretsEncryption": True}, update={CLUSTER}, create={"aws:kms/key:Key efa-dev-secrets"}
+    ),
+    "watched by Prometheus": Row({"observability": "prometheus"}, create=PROMETHEUS),
+    "no longer watched by Prometheus": Row(
+        {"observability": "none"}, before={"observability": "prometheus"}, delete=PROMETHEUS
+    ),
+    "watched by CloudWatch": Row({"observability": "cloudwatch"}, create=CLOUDWATCH),
+    "from CloudWatch to Prometheus": Row(
+        {"observability": "prometheus"},
+        before={"observability": "cloudwatch"},
+        create=PROMETHEUS,
+        delete=CLOUDWATCH,
     ),
     "deletion protection": Row({"deletionProtection": True}, update={CLUSTER}),
 }

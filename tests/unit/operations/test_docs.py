@@ -151,7 +151,8 @@ def test_every_network_policy_is_in_the_security_model() -> None:
     from infra.access import network_policies
     from infra.settings import parse_settings
 
-    settings = parse_settings({"owner": "team", "publicCidrs": ["198.18.0.1/32"]}, "dev")
+    values = {"owner": "team", "publicCidrs": ["198.18.0.1/32"], "observability": "prometheus"}
+    settings = parse_settings(values, "dev")
     text = page(ROOT / "docs" / "security.md")
     assert [name for name in network_policies(settings) if f"`{name}`" not in text and name != "dns"] == []
 
