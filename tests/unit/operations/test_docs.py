@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -166,5 +167,13 @@ def test_policies_that_the_pages_name_exist() -> None:
     assert named <= known, (named - known, known)
 
 
-def test_mermaid_diagrams_are_two() -> None:
-    assert page(ROOT / "docs" / "architecture.md").count("```mermaid") == 2
+@pytest.mark.parametrize("name", ["layers", "job"])
+def test_drawings_show_what_their_sources_say(name: str) -> None:
+    images = ROOT / "docs" / "images"
+    assert f"(images/{name}.svg)" in page(ROOT / "docs" / "architecture.md")
+    drawn = {text.strip() for text in ElementTree.parse(images / f"{name}.svg").getroot().itertext()}
+    source = page(images / f"{name}.mmd")
+    labels = re.findall(r'"([^"]+)"', source) if name == "layers" else re.findall(r": (.+)$", source, re.M)
+    assert len(labels) > 10
+    missing = [line for label in labels for line in label.split("<br/>") if line not in drawn]
+    assert missing == [], "draw it again: node docs/images/render.mjs"

@@ -7,10 +7,12 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
-from importlib.metadata import Distribution, distributions
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import Distribution, distributions, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -95,6 +97,24 @@ def test_every_package_is_locked_by_hash() -> None:
     assert len(registries) == 1, "one registry: no package can be taken from another under the same name"
 
 
+def holes(report: Path, *service: str) -> list[str]:
+    """Known holes of the installed packages, less the accepted ones, by the database of ``service``."""
+    ignored = [word for hole in ACCEPTED_HOLES for word in ("--ignore-vuln", hole)]
+    command = [sys.executable, "-m", "pip_audit", "--local", "--skip-editable", "-s", "osv", *service]
+    done = subprocess.run(
+        [*command, "--format", "json", "--output", str(report), *ignored],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert report.is_file(), done.stderr
+    return [
+        f"{package['name']} {package['version']}: {hole['id']}, fixed in {', '.join(hole['fix_versions']) or 'none'}"
+        for package in json.loads(report.read_text())["dependencies"]
+        for hole in package.get("vulns", [])
+    ]
+
+
 @pytest.mark.slow
 def test_known_holes(tmp_path: Path) -> None:
     try:
@@ -103,31 +123,41 @@ def test_known_holes(tmp_path: Path) -> None:
         pytest.skip(
             f"the advisory database {ADVISORIES} cannot be reached from here ({error}): nothing is known of holes"
         )
-    report = tmp_path / "audit.json"
-    ignored = [word for hole in ACCEPTED_HOLES for word in ("--ignore-vuln", hole)]
-    command = [
-        sys.executable,
-        "-m",
-        "pip_audit",
-        "--local",
-        "--skip-editable",
-        "--vulnerability-service",
-        "osv",
-    ]
-    done = subprocess.run(
-        [*command, "--format", "json", "--output", str(report), *ignored],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    assert holes(tmp_path / "audit.json") == []
 
-    assert report.is_file(), done.stderr
-    found = [
-        f"{package['name']} {package['version']}: {hole['id']}, fixed in {', '.join(hole['fix_versions']) or 'none'}"
-        for package in json.loads(report.read_text())["dependencies"]
-        for hole in package.get("vulns", [])
-    ]
-    assert found == []
+
+class _Advisories(BaseHTTPRequestHandler):
+    """A database that knows of one hole in Jinja2 and of the accepted one in Ray."""
+
+    known: ClassVar[dict[str, str]] = {"jinja2": "PYSEC-0000-1", "ray": "CVE-2023-48022"}
+
+    def do_POST(self) -> None:
+        package = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["package"]
+        hole = self.known.get(package["name"])
+        events = [{"introduced": "0"}, {"fixed": "99.0"}]
+        affected = [{"package": package, "ranges": [{"type": "ECOSYSTEM", "events": events}]}]
+        answer = {"vulns": [{"id": hole, "summary": "a hole", "affected": affected}]} if hole else {}
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_hole_is_found_and_an_accepted_one_is_not(tmp_path: Path) -> None:
+    """Where the database cannot be reached, this is what stands for it: a finding fails the audit."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Advisories)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        found = holes(tmp_path / "audit.json", "--osv-url", f"http://127.0.0.1:{server.server_port}/")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert found == [f"jinja2 {version('jinja2')}: PYSEC-0000-1, fixed in 99.0"]
 
 
 def test_accepted_holes_are_of_packages_that_are_used() -> None:
