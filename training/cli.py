@@ -202,7 +202,9 @@ def probe(
     outputs: OutputsFile = None,
     sizes: Annotated[
         list[int] | None,
-        typer.Option("--size", metavar="MIB", min=1, help="A payload in MiB; once for each. Default: 1 to 1024."),
+        typer.Option(
+            "--size", metavar="MIB", min=1, help="A payload in MiB; once for each. Default: 1 to 1024."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -184,6 +184,7 @@ class ProgressLine:
         steps: int,
         loss: float | None = None,
         eval_loss: float | None = None,
+        reward_accuracy: float | None = None,
         tokens_per_second: float | None = None,
         seconds_left: float | None = None,
         memory_gib: float | None = None,
@@ -194,6 +195,7 @@ class ProgressLine:
         figures = {
             "loss": f"loss {text.loss(loss)}" if loss is not None else "",
             "held-out": f"held-out {text.loss(self._eval_loss)}" if self._eval_loss is not None else "",
+            "pairs": f"{text.percent(reward_accuracy, 0)} in order" if reward_accuracy is not None else "",
             "speed": f"{text.compact(tokens_per_second)} tokens/s" if tokens_per_second is not None else "",
             "memory": f"{text.compact(memory_gib)} GiB" if memory_gib is not None else "",
             "left": f"{text.clock(seconds_left)} left" if seconds_left is not None else "",
@@ -203,7 +205,7 @@ class ProgressLine:
             self._print_plain(f"{place}  {_joined(figures)}", now=evaluated or step >= steps)
             return
         room = self.console.width - len(place) - (_BAR_WIDTH + 2 if self.console.width >= _NARROW else 1)
-        for name in ("memory", "speed", "held-out", "loss"):
+        for name in ("memory", "speed", "pairs", "held-out", "loss"):
             if len(_joined(figures)) > room:
                 figures[name] = ""
         self._progress.update(self._task, total=steps, completed=step, step=place, figures=_joined(figures))
@@ -224,6 +226,7 @@ class ProgressLine:
                 steps=event["steps"],
                 loss=event.get("loss"),
                 eval_loss=event.get("eval_loss"),
+                reward_accuracy=event.get("reward_accuracy"),
                 tokens_per_second=event.get("tokens_per_second"),
                 seconds_left=event.get("seconds_left"),
                 memory_gib=event.get("memory_gib"),
@@ -250,7 +253,9 @@ def describe(event: Mapping[str, Any]) -> str | None:
             on = f" on {nodes} nodes" if isinstance(nodes, int) and nodes > 1 else ""
             return f"training {where}: {event.get('world_size')} ranks{on}, {event.get('steps')} steps"
         case "evaluation":
-            return f"step {event.get('step')}: held-out loss {text.loss(event.get('eval_loss'))}"
+            line = f"step {event.get('step')}: held-out loss {text.loss(event.get('eval_loss'))}"
+            in_order = event.get("eval_reward_accuracy")
+            return line if in_order is None else f"{line}, {text.percent(in_order)} of its pairs in order"
         case "checkpoint":
             size, seconds = text.size(event.get("bytes")), text.duration(event.get("seconds"))
             return f"checkpoint {event.get('name')}: {size} in {seconds}"
@@ -303,6 +308,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str | None]] = [
         ("loss", _from_to(number("first_loss"), number("last_loss"))),
         ("held-out loss", _from_to(number("first_eval_loss"), number("eval_loss"))),
+        ("pairs in order", _pairs_in_order(summary.get("measures") or {})),
         ("speed", _speed(summary)),
         ("steps", _pair(text.count(number("steps")), f"{text.compact(number('tokens'))} tokens")),
         ("wall time", text.duration(number("wall_seconds"))),
@@ -315,6 +321,14 @@ def _summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("error", _error(summary)),
     ]
     return [(name, value) for name, value in rows if value is not None and not value.startswith(text.NONE)]
+
+
+def _pairs_in_order(measures: Mapping[str, float]) -> str | None:
+    shares = [
+        ("training", measures.get("reward_accuracy")),
+        ("held out", measures.get("eval_reward_accuracy")),
+    ]
+    return ", ".join(f"{text.percent(share)} {where}" for where, share in shares if share is not None) or None
 
 
 def _from_to(first: float | None, last: float | None) -> str | None:

@@ -306,6 +306,41 @@ class RuntimeEnvSpec(Section):
         return pip
 
 
+class ObjectiveSpec(Section):
+    """What the model learns from: answers to imitate, or pairs of which one answer is preferred."""
+
+    kind: Literal["supervised", "dpo"] = Field(
+        default="supervised",
+        description="supervised fine-tuning, or direct preference optimization (arXiv:2305.18290)",
+    )
+    beta: float | None = Field(
+        default=None,
+        gt=0,
+        description="dpo: how strongly the model is held to the one it started from; default 0.1",
+    )
+    label_smoothing: float | None = Field(
+        default=None,
+        ge=0,
+        lt=0.5,
+        description="dpo: share of the pairs whose order is taken to be wrong; default 0",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        if isinstance(values, dict) and cast("dict[str, Any]", values).get("kind") == "dpo":
+            given = {key: value for key, value in cast("dict[str, Any]", values).items() if value is not None}
+            return {"beta": 0.1, "label_smoothing": 0.0, **given}
+        return cast("Any", values)
+
+    @model_validator(mode="after")
+    def _of_the_kind(self) -> ObjectiveSpec:
+        for name in ("beta", "label_smoothing"):
+            if self.kind == "supervised" and getattr(self, name) is not None:
+                raise ValueError(f"{name} belongs to kind dpo; found kind supervised")
+        return self
+
+
 class RunSpec(Section):
     """Where the run folder is."""
 
@@ -330,6 +365,7 @@ class JobSpec(Section):
         default=None,
         description="train adapters (rank, targets, ...) and not the weights; default: all weights",
     )
+    objective: ObjectiveSpec = ObjectiveSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     batch: BatchSpec = BatchSpec()
@@ -356,6 +392,17 @@ class JobSpec(Section):
                 f"(batch.tokens_per_gpu {self.batch.tokens_per_gpu} / batch.accumulation {self.batch.accumulation}): "
                 "raise batch.tokens_per_gpu, or lower batch.accumulation or data.max_length"
             )
+        if self.objective.kind == "supervised":
+            self.data.refuse_pairs()
+        elif 2 * self.data.max_length > self.batch.micro_batch_tokens:
+            raise ValueError(
+                f"objective.kind dpo keeps both answers of a pair in one micro-batch: two sequences of data.max_length "
+                f"{self.data.max_length} do not fit {self.batch.micro_batch_tokens} tokens (batch.tokens_per_gpu "
+                f"{self.batch.tokens_per_gpu} / batch.accumulation {self.batch.accumulation}): raise "
+                "batch.tokens_per_gpu, or lower batch.accumulation or data.max_length"
+            )
+        else:
+            self.data.for_pairs()
         architecture = self.model.architecture
         if architecture is not None and self.data.max_length > architecture.max_position_embeddings:
             raise ValueError(
@@ -380,6 +427,11 @@ class JobSpec(Section):
                 "evaluation.prompts are answered by the merged export, and adapter.merge is false: "
                 "set adapter.merge: true, or leave the prompts out"
             )
+
+    @property
+    def training_data(self) -> DataSpec:
+        """The data section as the objective reads it."""
+        return self.data.for_pairs() if self.objective.kind == "dpo" else self.data
 
     def dump_yaml(self) -> str:
         """The resolved job, as it stands in the run folder's job.yaml."""

@@ -41,7 +41,9 @@ from training.model import (
     init_weights,
     load_weights,
     num_parameters,
+    parameter_names,
 )
+from training.objective import Objective, Supervised
 from training.optimizer import ShardedAdamW, gradient_norm
 from training.parallel import (
     World,
@@ -52,7 +54,8 @@ from training.parallel import (
     mesh_of,
     shard,
 )
-from training.planning import Hardware, ModelShape, Sharding, choose_sharding
+from training.planning import Hardware, ModelShape, Sharding, choose_sharding, holds_reference
+from training.preference import Preference, check_reference, frozen_reference
 from training.samples import answer_prompts
 from training.schedule import learning_rate
 from training.sources import ModelSource, prepare_source
@@ -110,6 +113,8 @@ class TrainResult:
     expected_bytes: dict[str, int]
     """By host: what its collectives must have sent to other hosts in this attempt."""
     checkpoint_blocked_seconds: float = 0.0
+    measures: dict[str, float] = field(default_factory=dict[str, float])
+    """The objective's measures of the last step and the last evaluation."""
 
 
 class Preempted(FinetuneError):
@@ -130,6 +135,8 @@ class _Agreement:
 
     supervised_tokens: int
     tokens: int
+    count: int
+    """What the loss is a mean over: supervised tokens, or pairs."""
     stop: bool
     preempted: bool
 
@@ -145,10 +152,11 @@ class _PendingStep:
     lengths: list[int]
     batches: list[Batch]
     numbers: Tensor
-    """Loss and gradient norm, on their way to the host."""
+    """Loss, measures of the objective and gradient norm, on their way to the host."""
     learning_rate: float
     seconds: Callable[[], dict[str, float]]
     eval_loss: float | None
+    eval_measures: dict[str, float]
     skipped: str | None
 
 
@@ -191,6 +199,8 @@ class _Progress:
     first_loss: float | None = None
     first_eval_loss: float | None = None
     best_eval_loss: float | None = None
+    reference: str | None = None
+    """Fingerprint of the model that a preference objective compares with."""
     data: dict[str, Any] = field(default_factory=dict)
     adapter: dict[str, Any] | None = None
     """What the trained tensors belong to, where they are adapters: their shape and the frozen weights beside them."""
@@ -263,6 +273,9 @@ class _Trainer:
         self.published: str | None = None
         self.last_loss: float | None = None
         self.last_eval_loss: float | None = None
+        self.last_measures: dict[str, float] = {}
+        self.last_eval_measures: dict[str, float] = {}
+        self.reference_fingerprint: str | None = None
         self.throughput = _Throughput()
         self.num_eval_batches = 0
         self.num_rollbacks = 0
@@ -286,6 +299,7 @@ class _Trainer:
         self.shape = (matmul_parameters, config.num_hidden_layers, config.hidden_size)
         self.trainable_parameters = num_parameters(self.model, trainable_only=True)
         self.num_frozen = 0 if self.job.adapter is None else matmul_parameters - self.trainable_parameters
+        self.objective = self._build_objective(self.source)
         self.optimizer = ShardedAdamW(self.model.hf.named_parameters(), self.job.optimizer)
         self.checkpointer = ckpt.Checkpointer(
             self.storage,
@@ -307,7 +321,7 @@ class _Trainer:
 
     def _build_data(self, source: ModelSource) -> DataBundle:
         return build_data(
-            self.job.data,
+            self.job.training_data,
             source.tokenizer,
             seed=self.job.seed,
             tokens_per_batch=self.job.batch.micro_batch_tokens,
@@ -347,6 +361,16 @@ class _Trainer:
         model.train()
         return model, sharding
 
+    def _build_objective(self, source: ModelSource) -> Objective:
+        if self.job.objective.kind == "supervised":
+            return Supervised(self.model)
+        if self.job.adapter is not None:
+            return Preference(self.job, self.model, reference=None)
+        reference = frozen_reference(self.job, source, self.world, self.sharding, self.mesh)
+        self.reference_fingerprint = fingerprint(parameter_names(reference), self._shard_group())
+        self.progress.reference = self.reference_fingerprint
+        return Preference(self.job, self.model, reference)
+
     def _resume(self) -> str | None:
         name = self._newest_checkpoint() if self.job.run.resume else None
         if name is not None:
@@ -373,6 +397,9 @@ class _Trainer:
         state = ckpt.training_state(self.model, self.optimizer, self.world)
         progress = ckpt.restore(self.storage, name, state, self.world, self.work_dir)
         self.progress = _Progress(**progress)
+        if self.reference_fingerprint is not None:
+            check_reference(self.reference_fingerprint, self.progress.reference)
+        self.progress.reference = self.reference_fingerprint
         self.data.train_loader.load_state_dict(self.progress.data)
         self.published = name
 
@@ -422,17 +449,17 @@ class _Trainer:
         self.timer.end("data")
 
         self.watchdog.mark(step, "forward and backward")
-        loss = self._forward_backward(batches, agreed.supervised_tokens)
+        sums = self._forward_backward(batches, agreed.count)
 
         self.watchdog.mark(step, "optimizer")
         grad_norm = gradient_norm(self.optimizer.parameters.values(), self._shard_group())
         rate = learning_rate(self.job.schedule, self.job.optimizer.learning_rate, step, self.total_steps)
-        skipped = self._spike(step, loss, batches)
+        skipped = self._spike(step, sums[0], batches)
         if skipped is None:
             self.optimizer.step(rate, grad_norm)
         self.optimizer.zero_grad()
         # Sent now, read one step later: reading the device's tensors then would wait for all that is queued by then.
-        numbers = torch.stack((loss, grad_norm)).to("cpu", non_blocking=True)
+        numbers = torch.cat((sums, grad_norm[None])).to("cpu", non_blocking=True)
         self.timer.end("optimizer")
 
         self.progress.step = step + 1
@@ -459,6 +486,7 @@ class _Trainer:
             learning_rate=rate,
             seconds=self.timer.take(),
             eval_loss=eval_loss,
+            eval_measures={} if eval_loss is None else self.last_eval_measures,
             skipped=skipped,
         )
 
@@ -510,17 +538,17 @@ class _Trainer:
             self.log.close()
             self.log = MetricsLog(self.storage, self.work_dir, self.progress.step)
 
-    def _forward_backward(self, batches: list[Batch], supervised_tokens: int) -> Tensor:
-        """Gradients of the mean loss over all supervised tokens of the step. Returns that loss, summed over ranks."""
-        total = torch.zeros((), device=self.world.device)
+    def _forward_backward(self, batches: list[Batch], count: int) -> Tensor:
+        """Gradients of the mean loss of the step. Returns that loss and the objective's measures, means over all ranks."""
+        total = torch.zeros(1 + len(self.objective.MEASURES), device=self.world.device)
         for index, batch in enumerate(batches):
             begin_micro_batch(self.model, self.sharding, last=index == len(batches) - 1)
             layout = layout_of(batch, self.job.data.max_length, self.world.device)
-            loss = self.model(to_device(batch, self.world.device), layout) / max(supervised_tokens, 1)
+            sums = self.objective.loss(to_device(batch, self.world.device), layout) / max(count, 1)
             self.timer.end("forward")
-            loss.backward()
+            sums[0].backward()
             self.timer.end("backward")
-            total += loss.detach()
+            total += sums.detach()
         dist.all_reduce(total)
         return total
 
@@ -530,6 +558,7 @@ class _Trainer:
             [
                 sum(batch.num_supervised for batch in batches),
                 sum(batch.num_tokens for batch in batches),
+                sum(self.objective.count(batch) for batch in batches),
                 int(self._stop_asked()),
                 int(self._preemption_poll_due()),
             ],
@@ -537,33 +566,49 @@ class _Trainer:
         )
         if self.world.size > 1:
             dist.all_reduce(mine, group=self.world.control)
-        supervised, tokens, stop, poll = mine.tolist()
-        return _Agreement(supervised, tokens, bool(stop), bool(poll) and self.hooks.preempted())
+        supervised, tokens, count, stop, poll = mine.tolist()
+        return _Agreement(supervised, tokens, count, bool(stop), bool(poll) and self.hooks.preempted())
 
     @torch.no_grad()
     def _evaluate(self, step: int) -> float | None:
-        """Held-out loss per supervised token, over all ranks; None where nothing is held out."""
+        """Held-out loss (per supervised token or per pair), over all ranks; None where nothing is held out."""
         if self.data.validation is None:
             return None
         self.watchdog.mark(step, "evaluation")
         self.model.eval()
-        totals = torch.zeros(2, dtype=torch.float64)
+        totals = torch.zeros(2 + len(self.objective.MEASURES), dtype=torch.float64)
         for batch in itertools.islice(self.data.validation, self.job.evaluation.max_batches):
             layout = layout_of(batch, self.job.data.max_length, self.world.device)
-            totals[0] += float(self.model(to_device(batch, self.world.device), layout))
-            totals[1] += batch.num_supervised
+            totals[:-1] += self.objective.loss(to_device(batch, self.world.device), layout).cpu()
+            totals[-1] += self.objective.count(batch)
             self.num_eval_batches += 1
         self.model.train()
         dist.all_reduce(totals, group=self.world.control)
-        loss = float(totals[0] / totals[1])
+        loss, *measures = (totals[:-1] / totals[-1]).tolist()
+        self.last_eval_measures = {
+            f"eval_{name}": value for name, value in zip(self.objective.MEASURES, measures, strict=True)
+        }
         if self.progress.first_eval_loss is None:
             self.progress.first_eval_loss = loss
         if step == 0 and self.log is not None:
             self.log.write(
-                StepRecord(0, 0, 0, None, 0.0, None, 0.0, {}, memory(self.world.device), self.attempt, loss)
+                StepRecord(
+                    step=0,
+                    tokens=0,
+                    supervised_tokens=0,
+                    loss=None,
+                    learning_rate=0.0,
+                    grad_norm=None,
+                    tokens_per_second=0.0,
+                    seconds={},
+                    memory=memory(self.world.device),
+                    attempt=self.attempt,
+                    eval_loss=loss,
+                    measures=self.last_eval_measures,
+                )
             )
         self.last_eval_loss = loss
-        self._event({"event": "evaluation", "step": step, "eval_loss": loss})
+        self._event({"event": "evaluation", "step": step, "eval_loss": loss, **self.last_eval_measures})
         return loss
 
     def _save_if_due(self, last: bool, agreed: _Agreement, eval_loss: float | None) -> None:
@@ -586,7 +631,8 @@ class _Trainer:
     def _account(self, pending: _PendingStep) -> None:
         """Reads a step's numbers off the device and writes its line. On CUDA it is called one step late and never waits."""
         seconds = pending.seconds()  # waits for this step's end on the device, and not for what came after it
-        loss, grad_norm = pending.numbers.tolist()
+        loss, *values, grad_norm = pending.numbers.tolist()
+        self.last_measures = dict(zip(self.objective.MEASURES, values, strict=True))
         skipped = pending.skipped
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             skipped = self._non_finite(pending, loss, grad_norm)
@@ -596,6 +642,9 @@ class _Trainer:
         duration = sum(seconds.values())
         training_seconds = duration - seconds["checkpoint"] - seconds["evaluation"]
         flops = self.world.size * flops_per_step(*self.shape, pending.lengths, self.num_frozen)
+        flops += (
+            self.world.size * self.objective.EXTRA_FORWARDS * flops_per_step(*self.shape, pending.lengths) / 3
+        )
         self.throughput.add(pending.agreed.tokens, flops, training_seconds)
         if self.log is None:
             return
@@ -612,6 +661,7 @@ class _Trainer:
             attempt=self.attempt,
             eval_loss=pending.eval_loss,
             skipped=skipped,
+            measures=self.last_measures | pending.eval_measures,
         )
         self.log.write(record)
         self._progress_event(record)
@@ -657,6 +707,7 @@ class _Trainer:
                 "steps": self.total_steps,
                 "loss": record.loss,
                 "eval_loss": self.last_eval_loss,
+                **record.measures,
                 "tokens_per_second": round(record.tokens_per_second, 1),
                 "seconds_left": round(self.throughput.seconds_left(self.total_steps - record.step), 1),
                 "memory_gib": None if memory_gib is None else round(memory_gib, 2),
@@ -770,6 +821,7 @@ class _Trainer:
             versions=versions(),
             expected_bytes=self._expected_bytes(),
             checkpoint_blocked_seconds=self.checkpoint_seconds,
+            measures=self.last_measures | self.last_eval_measures,
         )
         if self.world.rank == 0:
             self.storage.write_text(f"attempts/{self.attempt}{RESULT_SUFFIX}", json.dumps(result.__dict__))
@@ -778,6 +830,9 @@ class _Trainer:
     def _expected_bytes(self) -> dict[str, int]:
         hosts: list[Any] = [None] * self.world.size
         dist.all_gather_object(hosts, nccl_host(), group=self.world.control)
+        num_references = 0
+        if self.job.objective.kind == "dpo":
+            num_references = self.throughput.steps * self.job.batch.accumulation + self.num_eval_batches
         expected = expected_bytes_per_node(
             parameter_groups(self.model, self.sharding),
             scheme=self.sharding.scheme,
@@ -787,8 +842,18 @@ class _Trainer:
             accumulation=self.job.batch.accumulation,
             parameter_bytes=compute_dtype(self.job, self.world.device).itemsize,
             reduce_bytes=getattr(torch, self.job.parallel.reduce_dtype).itemsize,
-            num_forward_only=self.num_eval_batches,
+            num_forward_only=self.num_eval_batches + (0 if holds_reference(self.job) else num_references),
         )
+        if holds_reference(self.job):
+            expected += expected_bytes_per_node(
+                [ParameterGroup(num_parameters=num_parameters(self.model), resharded=True)],
+                scheme=self.sharding.scheme,
+                world_size=self.world.size,
+                gpus_per_node=self.world.local_size,
+                num_steps=0,
+                parameter_bytes=compute_dtype(self.job, self.world.device).itemsize,
+                num_forward_only=num_references,
+            )
         return dict.fromkeys(hosts, expected)
 
     def _answer_prompts(self) -> None:

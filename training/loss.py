@@ -1,7 +1,8 @@
 """Linear layer and cross entropy in one operation, in chunks, so that the logits of all tokens are never held.
 
-The gradients are made in the forward pass (they are the only thing that needs the logits), so backward only scales
-them. Called inside the forward of the FSDP root, where the output weight is gathered.
+The gradients of the cross entropy are made in the forward pass (they are the only thing that needs the logits), so
+backward only scales them. Log-probabilities, whose gradients depend on what is made of them, make the logits of each
+chunk a second time in backward. Called inside the forward of the FSDP root, where the output weight is gathered.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         for start in range(0, hidden.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            loss, grad_logits = _chunk(hidden[rows] @ weight.t(), targets[rows])
-            total += loss
+            losses, grad_logits = _chunk(hidden[rows] @ weight.t(), targets[rows])
+            total += losses.sum()
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight, out=grad_hidden[rows])
             if grad_weight is not None:
@@ -51,6 +52,35 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         )
 
 
+class _ChunkedLinearLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
+        log_probs = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
+        for start in range(0, hidden.shape[0], chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            losses, _ = _chunk(hidden[rows] @ weight.t(), targets[rows])
+            log_probs[rows] = -losses
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.chunk_tokens = chunk_tokens
+        return log_probs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad_output,) = grad_outputs
+        hidden, weight, targets = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for start in range(0, hidden.shape[0], ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            _, grad_logits = _chunk(hidden[rows] @ weight.t(), targets[rows])
+            grad_logits *= -grad_output[rows, None].to(grad_logits.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_logits, weight, out=grad_hidden[rows])
+            if grad_weight is not None:
+                _add_product(grad_weight, grad_logits.t(), hidden[rows])
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total (float32) += left @ right; on CUDA in the matrix product itself, which saves a pass over `total`."""
     if total.is_cuda and left.dtype != total.dtype:
@@ -65,7 +95,8 @@ def _scaled(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed loss of one chunk (float32 scalar) and its gradient with respect to the logits (dtype of the logits).
+    """Loss of each token of a chunk (float32 [tokens], 0 where the target is -100) and the gradient of their sum with
+    respect to the logits (dtype of the logits).
 
     On CUDA the gradient takes the place of the logits.
     """
@@ -82,13 +113,13 @@ def _plain_chunk(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logits32 = logits.float()
     log_normalizer = torch.logsumexp(logits32, dim=-1)
     target_logits = logits32.gather(-1, safe_targets[:, None]).squeeze(-1)
-    loss = ((log_normalizer - target_logits) * supervised).sum()
+    losses = (log_normalizer - target_logits) * supervised
     probabilities = torch.exp(logits32 - log_normalizer[:, None])
     probabilities.scatter_add_(
         -1, safe_targets[:, None], probabilities.new_full((), -1.0).expand_as(safe_targets[:, None])
     )
     probabilities *= supervised[:, None]
-    return loss, probabilities.to(logits.dtype)
+    return losses, probabilities.to(logits.dtype)
 
 
 def linear_cross_entropy(
@@ -101,6 +132,16 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # an evaluation needs no gradients, which are made in the forward
         hidden, weight = hidden.detach(), weight.detach()
     return _ChunkedLinearCrossEntropy.apply(hidden, weight, targets, chunk_tokens)  # pyright: ignore[reportReturnType]
+
+
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = CHUNK_TOKENS
+) -> Tensor:
+    """Log-probability of each target under `softmax(hidden @ weight.T)`, 0 where the target is -100.
+
+    hidden [tokens, hidden_size] · weight [vocab, hidden_size] · targets [tokens] int64. Returns float32 [tokens].
+    """
+    return _ChunkedLinearLogProbs.apply(hidden, weight, targets, chunk_tokens)  # pyright: ignore[reportReturnType]
 
 
 def reference_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import time
 from collections.abc import Callable
@@ -123,10 +124,15 @@ class StepRecord:
     attempt: str
     eval_loss: float | None = None
     skipped: str | None = None
+    measures: dict[str, float] = field(default_factory=dict[str, float])
+    """Numbers of the objective beside its loss, each with a name of its own in the line."""
     time: float = field(default_factory=time.time)
 
     def line(self) -> dict[str, Any]:
-        values = {key: value for key, value in self.__dict__.items() if value is not None}
+        values = {
+            key: value for key, value in self.__dict__.items() if value is not None and key != "measures"
+        }
+        values |= {key: value for key, value in self.measures.items() if math.isfinite(value)}
         # Seven digits would round a time since 1970 to a thousand seconds.
         return {key: _rounded(value) for key, value in values.items()} | {"time": round(self.time, 3)}
 
@@ -173,7 +179,7 @@ class MetricsLog:
         line = record.line()
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        for key in ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second"):
+        for key in ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", *record.measures):
             if key in line:
                 self._events.add_scalar(key, line[key], record.step)
         if self.storage.local_path is None and time.monotonic() - self._flushed > REMOTE_FLUSH_SECONDS:

@@ -32,7 +32,7 @@ from training.adapters import is_adapter_parameter
 from training.data.batch import Batch
 from training.errors import UsageError
 from training.job import ArchitectureSpec
-from training.loss import linear_cross_entropy
+from training.loss import linear_cross_entropy, linear_log_probs
 
 FAMILIES: dict[str, Any] = {
     "qwen2": Qwen2Config,
@@ -58,9 +58,18 @@ class CausalLM(nn.Module):
         self.config = config
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
 
-    def forward(self, batch: Batch, layout: attention.PackedLayout) -> Tensor:
-        """Summed loss over the supervised tokens of one micro-batch (float32 scalar)."""
+    def forward(
+        self, batch: Batch, layout: attention.PackedLayout, document_log_probs: bool = False
+    ) -> Tensor:
+        """Summed loss over the supervised tokens of one micro-batch (float32 scalar).
+
+        With document_log_probs the log-probability of the supervised tokens of each document instead (float32
+        [documents], those of the padding with them).
+        """
         hidden = self.hidden_states(batch, layout)
+        if document_log_probs:
+            log_probs = linear_log_probs(hidden, self.hf.lm_head.weight, batch.labels)
+            return torch.segment_reduce(log_probs, "sum", offsets=batch.cu_seqlens.long(), unsafe=True)
         return linear_cross_entropy(hidden, self.hf.lm_head.weight, batch.labels)
 
     def hidden_states(self, batch: Batch, layout: attention.PackedLayout) -> Tensor:

@@ -129,7 +129,14 @@ def compute_dtype(job: JobSpec, device: torch.device) -> torch.dtype:
             return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh: DeviceMesh) -> None:
+def shard(
+    model: CausalLM,
+    job: JobSpec,
+    world: World,
+    sharding: Sharding,
+    mesh: DeviceMesh,
+    reshard_root: bool = False,
+) -> None:
     """Wraps every block and then the root, which holds embedding, final norm and output layer.
 
     Order: activation checkpointing, compilation, sharding. The tied embedding stays with the root, so that embedding
@@ -149,8 +156,9 @@ def shard(model: CausalLM, job: JobSpec, world: World, sharding: Sharding, mesh:
         if compiled:
             block.forward = torch.compile(block.forward)
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=sharding.reshard_after_forward)
-    # The root is needed again at once in backward (the output layer is its last part): it is never freed between.
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    # The root is needed again at once in backward (the output layer is its last part): it is freed between only where
+    # no backward comes (reshard_root).
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_root)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             if world.size == 1 and world.device.type == "cuda":

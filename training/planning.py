@@ -304,7 +304,8 @@ def memory_parts(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: 
     """GiB on each GPU at the peak, by part. Within 9 % of ten measured peaks (bench/results/gpu-memory.json, one H200,
     2026-12-01), which a test holds it to.
 
-    State: 12 bytes per own parameter (float32 master and two moments). Weights: the root always, blocks two at a time or
+    State: 12 bytes per own parameter (float32 master and two moments). The reference model of a preference objective: 2
+    bytes, and its gathered blocks are gone before the peak. Weights: the root always, blocks two at a time or
     all of them, in bfloat16. Last: what the peak adds to these, the largest of the loss of one chunk, of the block being
     recomputed with its gradients, and of the sharded gradients, which replace the activations as backward goes on.
 
@@ -324,6 +325,7 @@ def memory_parts(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: 
     gradients = 4.0 * counts.total_trained / shards
     parts = {
         "masters and moments": 12.0 * counts.total_trained / shards,
+        **({"reference model": 2.0 * shape.num_parameters / shards} if holds_reference(job) else {}),
         "gathered weights": 2.0 * (counts.root + gathered_blocks * counts.block),
         "activations": activations,
         "loss or gradients": max(loss, recomputed + unreduced, gradients + unreduced - activations),
@@ -331,6 +333,13 @@ def memory_parts(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: 
     if job.adapter is not None:
         parts["frozen weights"] = 2.0 * (counts.total - counts.total_trained) / shards
     return {name: value / GIB for name, value in parts.items()}
+
+
+def holds_reference(job: JobSpec) -> bool:
+    """Whether a frozen copy of the model is kept beside the trained one. With adapters the reference is the trained model
+    without them.
+    """
+    return job.objective.kind == "dpo" and job.adapter is None
 
 
 # Tokens whose logits are held at a time (training/loss.py; a test keeps them equal).
@@ -394,7 +403,8 @@ def _step_seconds(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding:
 
 
 def _compute_seconds(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: Sharding) -> float:
-    """6 N FLOPs per token and causal attention over documents of max_length; recomputation repeats the forward.
+    """6 N FLOPs per token and causal attention over documents of max_length; recomputation repeats the forward, and so
+    does a reference model.
 
     A frozen parameter has 4 instead of 6: no gradient of its own.
     """
@@ -408,7 +418,8 @@ def _compute_seconds(job: JobSpec, shape: ModelShape, hardware: Hardware, shardi
     forward = 2.0 * multiplied + attention
     backward = 2.0 * (multiplied + trained) + 2 * attention
     recomputed = 1 / sharding.checkpoint_every if sharding.checkpoint_every else 0.0
-    flops = ((1 + recomputed) * forward + backward) * job.batch.tokens_per_gpu
+    reference = 1 if job.objective.kind == "dpo" else 0
+    flops = ((1 + recomputed + reference) * forward + backward) * job.batch.tokens_per_gpu
     efficiency = COMPUTE_EFFICIENCY.get(hardware.gpu_name, DEFAULT_EFFICIENCY)
     return flops / (hardware.peak_tflops * 1e12 * efficiency)
 
@@ -424,7 +435,16 @@ def _cross_node_bytes(job: JobSpec, shape: ModelShape, hardware: Hardware, shard
         resharded=sharding.reshard_after_forward,
     )
     root = ParameterGroup(num_parameters=counts.root, num_trainable=counts.root_trained, resharded=False)
-    return expected_bytes_per_node(
+    num_references = job.batch.accumulation if job.objective.kind == "dpo" else 0
+    reference = expected_bytes_per_node(
+        [ParameterGroup(num_parameters=shape.num_parameters, resharded=True)],
+        scheme=sharding.scheme,
+        world_size=hardware.world_size,
+        gpus_per_node=hardware.gpus_per_node,
+        num_steps=0,
+        num_forward_only=num_references if holds_reference(job) else 0,
+    )
+    return reference + expected_bytes_per_node(
         [*[block] * shape.num_layers, root],
         scheme=sharding.scheme,
         world_size=hardware.world_size,
@@ -433,6 +453,7 @@ def _cross_node_bytes(job: JobSpec, shape: ModelShape, hardware: Hardware, shard
         accumulation=job.batch.accumulation,
         parameter_bytes=2,
         reduce_bytes=4 if job.parallel.reduce_dtype == "float32" else 2,
+        num_forward_only=0 if holds_reference(job) else num_references,
     )
 
 
@@ -445,4 +466,8 @@ def _in_node_bytes(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding
     blocks = shape.num_layers * counts.block
     gathers = 2.0 * (counts.total + (blocks if sharding.reshard_after_forward else 0))
     reduced = (4.0 if job.parallel.reduce_dtype == "float32" else 2.0) * counts.total_trained
+    if holds_reference(job):
+        gathers += 2.0 * shape.num_parameters
+    elif job.objective.kind == "dpo" and sharding.reshard_after_forward:
+        gathers += 2.0 * blocks
     return (ranks - 1) / ranks * (gathers + reduced) * job.batch.accumulation

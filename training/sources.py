@@ -123,7 +123,7 @@ def _make_tokenizer(job: JobSpec, storage: Storage, work_dir: Path) -> None:
     assert job.model.architecture is not None
     assert job.model.tokenizer is not None
     if job.model.tokenizer == "train":
-        tokenizer = train_bpe(texts(job.data, work_dir / "data"), job.model.architecture.vocab_size)
+        tokenizer = train_bpe(texts(job.training_data, work_dir / "data"), job.model.architecture.vocab_size)
     else:
         tokenizer = load_tokenizer(job.model.tokenizer)
     folder = work_dir / "tokenizer-made"

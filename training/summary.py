@@ -52,6 +52,7 @@ def conclude(
         "last_loss": result.get("last_loss"),
         "first_eval_loss": result.get("first_eval_loss"),
         "eval_loss": result.get("eval_loss"),
+        "measures": result.get("measures"),
         "tokens_per_second": result.get("tokens_per_second"),
         "tokens_per_second_per_gpu": result.get("tokens_per_second_per_gpu"),
         "mfu": result.get("mfu"),

@@ -28,6 +28,8 @@ class Batch:
     num_supervised  labels that are not -100
     num_tokens    tokens that are not padding
     num_documents documents that are not padding; they are the row's first ones
+    num_pairs     preference pairs: documents 2p and 2p + 1 are the chosen and the rejected answer of pair p, each
+                  after its prompt; 0 where the job learns from single documents
     """
 
     input_ids: Tensor
@@ -38,6 +40,7 @@ class Batch:
     num_supervised: int
     num_tokens: int
     num_documents: int
+    num_pairs: int = 0
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on a device; from pinned memory the copies are asynchronous."""
@@ -50,4 +53,5 @@ class Batch:
             num_supervised=self.num_supervised,
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
+            num_pairs=self.num_pairs,
         )

@@ -26,6 +26,7 @@ from training.data.errors import DataError
 from training.data.formats import (
     Conversation,
     Example,
+    Pair,
     PlainText,
     RowError,
     detect_format,
@@ -40,7 +41,7 @@ from training.data.tokenizer import tokenizer_fingerprint
 
 # Part of every key: a change of how rows become tokens must change it, or old entries would be taken for new
 # ones.
-_LAYOUT = 1
+_LAYOUT = 2
 _ROWS_PER_BATCH = 512
 
 _ARRAYS: dict[str, type[np.generic]] = {
@@ -50,6 +51,7 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "lines": np.int64,
     "learnt": np.int32,
     "groups": np.uint64,
+    "rejected_from": np.int64,
 }
 _PER_TOKEN = ("tokens", "supervised")  # mapped from the disk; the others are small and read whole
 
@@ -64,6 +66,7 @@ class TokenShard:
     lines       int64 [n], where each document stands in its file
     learnt      int32 [n], labels to learn per document
     groups      uint64 [n], hash of what is held out together: the group, or the document itself
+    rejected_from  int64 [n], where in the document its rejected sequence begins; 0: no preference pair
     """
 
     name: str
@@ -79,6 +82,7 @@ class TokenShard:
     lines: npt.NDArray[np.int64]
     learnt: npt.NDArray[np.int32]
     groups: npt.NDArray[np.uint64]
+    rejected_from: npt.NDArray[np.int64]
 
     @property
     def num_documents(self) -> int:
@@ -156,7 +160,7 @@ def stop_message(examples: list[BadRow], rejected: dict[str, int]) -> str:
 
 
 def _example(row: Row, row_format: Format | None, spec: SourceSpec) -> Example | RowError:
-    if isinstance(row.value, RowError | Conversation | PlainText):
+    if isinstance(row.value, RowError | Conversation | PlainText | Pair):
         return row.value
     try:
         return parse_row(row.value, row_format or "text", spec.fields)
@@ -167,6 +171,11 @@ def _example(row: Row, row_format: Format | None, spec: SourceSpec) -> Example |
 def _detected(row: Row, name: str) -> Format:
     columns = [str(column) for column in row.value]
     found = detect_format(columns)
+    if found is None and {"chosen", "rejected"} <= set(columns):
+        raise DataError(
+            f"{name}:{row.line}: the fields chosen and rejected are a preference pair (data.format preference), which "
+            "objective.kind supervised cannot learn from: set objective.kind: dpo"
+        )
     if found is None:
         raise DataError(
             f"{name}:{row.line}: no known format has the fields {', '.join(columns) or '(none)'}. Known are "
@@ -218,6 +227,7 @@ class _Writer:
         self._append("offsets", [self._end])
         self._append("lines", [line])
         self._append("learnt", [int(document.supervised[1:].sum())])
+        self._append("rejected_from", [document.rejected_from])
         identity = document.ids.tobytes() if document.group is None else document.group.encode()
         self._files["groups"].write(hashlib.blake2b(identity, digest_size=8).digest())
 

@@ -9,7 +9,7 @@ template rewrites earlier turns, and a guess would put the loss on the wrong tok
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from training.data.config import Mask
 from training.data.errors import DataError
-from training.data.formats import Conversation, Example, PlainText, RowError
+from training.data.formats import Conversation, Example, Pair, PlainText, RowError
 from training.data.tokenizer import CHATML_TEMPLATE, TURN_END, TURN_START
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -34,13 +34,15 @@ Span = tuple[int, int]
 class Encoded:
     """One document.
 
-    ids         uint32 [n]
-    supervised  bool [n]: the token is learnt (as the target of the position before it)
+    ids            uint32 [n]
+    supervised     bool [n]: the token is learnt (as the target of the position before it)
+    rejected_from  of a preference pair, where its rejected sequence begins behind the chosen one; 0: no pair
     """
 
     ids: npt.NDArray[np.uint32]
     supervised: npt.NDArray[np.bool_]
     group: str | None = None
+    rejected_from: int = 0
 
 
 def resolve_template(tokenizer: PreTrainedTokenizerFast, override: str | None) -> str | None:
@@ -107,6 +109,10 @@ class Encoder:
                     f"mask {self._mask!r} is impossible with plain text, which has no turns: use auto or all"
                 )
             return _Rendered(text=example.text, group=example.group)
+        if isinstance(example, Pair):
+            chosen, rejected = self._rendered(example.chosen), self._rendered(example.rejected)
+            failed = next((part for part in (chosen, rejected) if part.error is not None), None)
+            return replace(chosen, rejected=rejected) if failed is None else failed
         try:
             text, spans = self.render(example)
         except RowError as error:
@@ -116,18 +122,21 @@ class Encoder:
     def _tokenized(self, rendered: list["_Rendered"]) -> list[Encoding]:
         """The encodings of the rows without an error, conversations first."""
         encode = self._tokenizer.backend_tokenizer.encode_batch
-        chats = [row.text for row in rendered if row.error is None and row.spans is not None]
+        chats = [part.text for row in rendered for part in row.chats()]
         plain = [row.text for row in rendered if row.error is None and row.spans is None]
         # A template writes the special tokens itself; around plain text they are the tokenizer's business.
         return [*encode(chats, add_special_tokens=False), *encode(plain, add_special_tokens=True)]
 
     def _documents(self, rendered: list["_Rendered"], encodings: list[Encoding]) -> list[Encoded | RowError]:
-        num_chats = sum(row.error is None and row.spans is not None for row in rendered)
+        num_chats = sum(len(row.chats()) for row in rendered)
         chats, plain = iter(encodings[:num_chats]), iter(encodings[num_chats:])
         documents: list[Encoded | RowError] = []
         for row in rendered:
             if row.error is not None:
                 documents.append(row.error)
+            elif row.rejected is not None:
+                answers = (self._masked(next(chats), part) for part in row.chats())
+                documents.append(_joined(*map(_checked, answers)))
             elif row.spans is not None:
                 documents.append(_checked(self._masked(next(chats), row)))
             else:
@@ -231,6 +240,13 @@ class _Rendered:
     spans: list[Span] | None = None
     group: str | None = None
     error: RowError | None = None
+    rejected: "_Rendered | None" = None
+
+    def chats(self) -> list["_Rendered"]:
+        """The conversations of the row: none, one, or the two of a pair."""
+        if self.error is not None or self.spans is None:
+            return []
+        return [self] if self.rejected is None else [self, self.rejected]
 
 
 def _token_at(encoding: Encoding, character: int, length: int) -> int:
@@ -249,6 +265,19 @@ def _checked(document: Encoded) -> Encoded | RowError:
     if not document.supervised[1:].any():
         return RowError("no answer", "the chat template leaves no token of an assistant to learn")
     return document
+
+
+def _joined(chosen: Encoded | RowError, rejected: Encoded | RowError) -> Encoded | RowError:
+    """A pair as one document, its sequences end to end."""
+    if isinstance(chosen, RowError):
+        return chosen
+    if isinstance(rejected, RowError):
+        return rejected
+    supervised = np.concatenate([chosen.supervised, rejected.supervised])
+    supervised[len(chosen.ids)] = False  # nothing comes before the first token to predict it from
+    return Encoded(
+        np.concatenate([chosen.ids, rejected.ids]), supervised, chosen.group, rejected_from=len(chosen.ids)
+    )
 
 
 def _prefix_message(text: str, prefix: str, turn: int) -> str:

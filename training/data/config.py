@@ -1,11 +1,12 @@
 """DataSpec: the `data` section of a job file."""
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Format = Literal["auto", "messages", "prompt-completion", "text", "instruction"]
+Format = Literal["auto", "messages", "prompt-completion", "text", "instruction", "preference"]
 Mask = Literal["auto", "assistant", "completion", "all"]
 RowPolicy = Literal["skip", "stop"]
 LongPolicy = Literal["skip", "stop", "truncate", "split"]
@@ -16,6 +17,7 @@ FIELDS_OF_FORMAT: dict[str, tuple[str, ...]] = {
     "prompt-completion": ("prompt", "completion", "system"),
     "instruction": ("instruction", "input", "output", "system"),
     "text": ("text",),
+    "preference": ("prompt", "chosen", "rejected", "system", "tools"),
 }
 """What a row of each format may hold; `fields` maps these names to the columns of a data set."""
 
@@ -158,7 +160,7 @@ class DataSpec(BaseModel):
     mask: Mask = Field(
         default="auto",
         description="Which tokens are learnt: every assistant turn, the last one only (completion), or "
-        "all. auto: assistant for conversations, all for plain text.",
+        "all. auto: assistant for conversations, all for plain text, completion for preference pairs.",
     )
     on_bad_row: RowPolicy = "skip"
     too_long: LongPolicy | None = Field(
@@ -225,6 +227,62 @@ class DataSpec(BaseModel):
                 "training: give validation.source"
             )
         return self
+
+    def keyed_sources(self) -> Iterator[tuple[str, SourceSpec]]:
+        """Every source, of training and of validation, with the key of the job file that it stands at."""
+        for index, source in enumerate(self.sources()):
+            yield ("data" if self.mixture is None else f"data.mixture.{index}"), source
+        if self.validation is not None and self.validation.source is not None:
+            yield "data.validation.source", self.validation.source
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rows are read as preference pairs."""
+        return all(source.format == "preference" for source in self.sources())
+
+    def for_pairs(self) -> Self:
+        """The same data, every source read as preference pairs. Raises ValueError where it cannot be."""
+        for key, source in self.keyed_sources():
+            if source.kind in ("python-docs", "random"):
+                raise ValueError(
+                    f"{key}.source {source.source} holds no preference pairs, which objective.kind dpo needs"
+                )
+            if source.format not in ("auto", "preference"):
+                raise ValueError(
+                    f"{key}.format {source.format} holds no preference pairs, which objective.kind dpo needs: "
+                    "allowed are auto and preference"
+                )
+        if self.mask not in ("auto", "completion"):
+            raise ValueError(
+                f"data.mask {self.mask} is impossible with objective.kind dpo, which compares the answers alone: "
+                "allowed are auto and completion"
+            )
+        if self.too_long == "split":
+            raise ValueError(
+                "data.too_long split is impossible with objective.kind dpo, which needs a pair's answers whole: "
+                "allowed are skip, stop and truncate"
+            )
+        own: dict[str, Any] = {"mask": "completion"}
+        if self.mixture is None:
+            own["format"] = "preference"
+        else:
+            own["mixture"] = tuple(
+                source.model_copy(update={"format": "preference"}) for source in self.mixture
+            )
+        if self.validation is not None and self.validation.source is not None:
+            held_out = self.validation.source.model_copy(update={"format": "preference"})
+            own["validation"] = self.validation.model_copy(update={"source": held_out})
+        return self.model_copy(update=own)
+
+    def refuse_pairs(self) -> None:
+        """Raises ValueError where a source is said to hold preference pairs: supervised fine-tuning has no use
+        for the rejected answers."""
+        for key, source in self.keyed_sources():
+            if source.format == "preference":
+                raise ValueError(
+                    f"{key}.format preference holds pairs of answers, which objective.kind supervised cannot learn "
+                    "from: set objective.kind: dpo"
+                )
 
     def sources(self) -> tuple[MixtureSource, ...]:
         """Every training source with its weight (1 for a single source)."""

@@ -1,5 +1,6 @@
 """What a row says: a conversation or a plain text, checked field by field."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -43,11 +44,20 @@ class PlainText:
     group: str | None = None
 
 
-Example = Conversation | PlainText
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt: the conversations differ from message `completion_from` on."""
+
+    chosen: Conversation
+    rejected: Conversation
+
+
+Example = Conversation | PlainText | Pair
 
 
 def detect_format(columns: Sequence[str]) -> Format | None:
-    """The format that a row with these columns has, or None."""
+    """The format that a row with these columns has, or None. Preference pairs are no format to be found: the job's
+    objective asks for them, and many sets of pairs hold `messages` or `prompt` and `completion` besides."""
     names = set(columns)
     if names & {"messages", "conversations"}:
         return "messages"
@@ -74,6 +84,8 @@ def parse_row(row: object, row_format: Format, fields: Mapping[str, str]) -> Exa
             return _instruction(cells)
         case "text":
             return PlainText(cells.text("text"))
+        case "preference":
+            return _pair(cells)
         case "auto":
             raise AssertionError("auto is resolved before rows are parsed")
 
@@ -90,14 +102,19 @@ class _Cells:
     def column(self, field: str) -> str:
         return self._fields.get(field, field)
 
+    def __contains__(self, field: str) -> bool:
+        return self.column(field) in self._row
+
+    def names(self) -> str:
+        return ", ".join(str(name) for name in self._row) or "none"
+
     def get(self, field: str) -> Any:
         return self._row.get(self.column(field))
 
     def require(self, field: str) -> Any:
         column = self.column(field)
         if column not in self._row:
-            found = ", ".join(str(name) for name in self._row) or "none"
-            raise RowError("missing field", f"no field {column!r}; the row has: {found}")
+            raise RowError("missing field", f"no field {column!r}; the row has: {self.names()}")
         return self._row[column]
 
     def text(self, field: str, *, empty: str = "empty") -> str:
@@ -118,10 +135,14 @@ class _Cells:
 def _conversation(cells: _Cells) -> Conversation:
     messages = _messages(cells.require("messages"), cells.column("messages"))
     last = _last_answer(messages)
+    return Conversation(messages, completion_from=last, tools=_tools(cells))
+
+
+def _tools(cells: _Cells) -> list[Any] | None:
     tools = cells.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise RowError("wrong type", f"field {cells.column('tools')!r} must be a list, found {_kind(tools)}")
-    return Conversation(messages, completion_from=last, tools=tools or None)
+    return tools or None
 
 
 def _prompt_completion(cells: _Cells) -> Conversation:
@@ -143,6 +164,104 @@ def _instruction(cells: _Cells) -> Conversation:
     return _exchange(
         cells.optional_text("system"), f"{question}\n\n{context}" if context.strip() else question, answer
     )
+
+
+def _pair(cells: _Cells) -> Pair:
+    prompt, chosen, rejected = _prompt_and_answers(cells)
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        where = f"field {cells.column(name)!r}"
+        if not answer:
+            raise RowError("no answer", f"{where} ends where the messages that both share end")
+        if answer[0]["role"] != "assistant":
+            raise RowError(
+                "wrong role",
+                f"{where} parts from the other at a message of role {answer[0]['role']!r}: the first message in "
+                "which the two differ must be the assistant's",
+            )
+    if chosen == rejected:
+        raise RowError(
+            "equal answers",
+            f"fields {cells.column('chosen')!r} and {cells.column('rejected')!r} say the same: nothing is preferred",
+        )
+    system = cells.optional_text("system")
+    if system.strip() and prompt[0]["role"] not in ("system", "developer"):
+        prompt = [{"role": "system", "content": system}, *prompt]
+    # Pairs of one prompt are held out together.
+    group = json.dumps(prompt, sort_keys=True, default=str)
+    tools = _tools(cells)
+    return Pair(
+        Conversation([*prompt, *chosen], completion_from=len(prompt), tools=tools, group=group),
+        Conversation([*prompt, *rejected], completion_from=len(prompt), tools=tools, group=group),
+    )
+
+
+_Messages = list[dict[str, Any]]
+
+
+def _prompt_and_answers(cells: _Cells) -> tuple[_Messages, _Messages, _Messages]:
+    """The messages that both answers follow, and those of each answer."""
+    values = [cells.require("chosen"), cells.require("rejected")]
+    lists = [isinstance(value, list) for value in values]
+    if lists == [False, False]:
+        if "prompt" not in cells:
+            raise RowError(
+                "missing field",
+                f"no field {cells.column('prompt')!r}, without which 'chosen' and 'rejected' must be lists of "
+                f"messages that begin alike; the row has: {cells.names()}",
+            )
+        chosen, rejected = (
+            [{"role": "assistant", "content": cells.text(name, empty="no answer")}]
+            for name in ("chosen", "rejected")
+        )
+        return _prompt(cells), chosen, rejected
+    if lists != [True, True]:
+        raise RowError(
+            "wrong type",
+            f"field {cells.column('chosen')!r} is {_kind(values[0])} and {cells.column('rejected')!r} is "
+            f"{_kind(values[1])}: both must be texts, or both lists of messages",
+        )
+    chosen, rejected = (
+        _messages(value, cells.column(name))
+        for name, value in zip(("chosen", "rejected"), values, strict=True)
+    )
+    shared = _shared(chosen, rejected)
+    if cells.get("prompt") is None:
+        if not shared:
+            raise RowError(
+                "no prompt",
+                f"there is no field {cells.column('prompt')!r}, and {cells.column('chosen')!r} and "
+                f"{cells.column('rejected')!r} do not begin with the same message",
+            )
+        return chosen[:shared], chosen[shared:], rejected[shared:]
+    prompt = _prompt(cells)
+    if chosen[: len(prompt)] == prompt == rejected[: len(prompt)]:
+        return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
+    if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+        return prompt, chosen, rejected
+    if shared and chosen[shared - 1] == prompt[-1]:  # the prompt is the last question of the conversation
+        return chosen[:shared], chosen[shared:], rejected[shared:]
+    raise RowError(
+        "prompt differs",
+        f"{cells.column('chosen')!r} and {cells.column('rejected')!r} hold a prompt of their own that is not the one "
+        f"in field {cells.column('prompt')!r}",
+    )
+
+
+def _prompt(cells: _Cells) -> _Messages:
+    value = cells.require("prompt")
+    if isinstance(value, list):
+        return _messages(value, cells.column("prompt"))
+    return [{"role": "user", "content": cells.text("prompt")}]
+
+
+def _shared(chosen: _Messages, rejected: _Messages) -> int:
+    """How many messages both begin with."""
+    number = 0
+    for one, other in zip(chosen, rejected, strict=False):
+        if one != other:
+            break
+        number += 1
+    return number
 
 
 def _exchange(system: str, question: str, answer: str) -> Conversation:

@@ -23,6 +23,10 @@ from training.data.sources import Resolved, resolve
 from training.data.streams import PreparedPacks, StreamedPacks, StreamSource
 
 _RANDOM_ROWS = 2048
+_PAIR_FIELDS = (
+    ". objective.kind dpo needs rows with the fields chosen and rejected, and prompt unless both are lists of messages "
+    "that begin alike; data.fields maps other names (docs/data.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,11 @@ def build(
 
 
 def _layout(spec: DataSpec, tokenizer: PreTrainedTokenizerFast | None, tokens: int) -> RowLayout:
+    if spec.pairs and 2 * spec.max_length > tokens:
+        raise DataError(
+            f"a preference pair is two sequences of up to max_length {spec.max_length:,}: they do not fit a micro-batch "
+            f"of {tokens:,} tokens per GPU. Lower data.max_length or raise the batch's tokens."
+        )
     if spec.max_length > tokens:
         raise DataError(
             f"max_length {spec.max_length:,} is longer than a micro-batch of {tokens:,} tokens per GPU: a "
@@ -148,7 +157,7 @@ def _layout(spec: DataSpec, tokenizer: PreTrainedTokenizerFast | None, tokens: i
     if tokenizer is not None:
         known = [tokenizer.pad_token_id, tokenizer.eos_token_id]
         pad = next((token for token in known if isinstance(token, int)), 0)
-    return RowLayout(tokens, spec.max_length, spec.packing, pad)
+    return RowLayout(tokens, spec.max_length, spec.packing, pad, spec.pairs)
 
 
 @dataclass(frozen=True)
@@ -253,6 +262,7 @@ class _Builder:
             lines=np.arange(1, rows + 1, dtype=np.int64),
             learnt=np.full(rows, length - 1, np.int32),
             groups=splitmix64(np.arange(rows, dtype=np.uint64)),
+            rejected_from=np.zeros(rows, np.int64),
         )
         return shard_documents(shard, length, self._policy, source.report)
 
@@ -324,6 +334,7 @@ def _nothing_left(report: SourceReport) -> str:
         f"source {report.source!r} has no document to train on: {report.rows_read:,} rows read"
         + (f", rejected {rejected} ({shown})" if rejected else "")
         + (f", {report.documents:,} held out for validation" if report.documents else "")
+        + (_PAIR_FIELDS if report.format == "preference" else "")
     )
 
 
@@ -345,6 +356,7 @@ def _finish_report(
     if prepared is None:
         return
     plan = prepared.plan(0)
+    report.pairs = layout.pairs
     report.train_documents = len(prepared.documents)
     report.train_tokens = int(prepared.documents.length.sum())
     report.train_supervised_tokens = int(prepared.documents.learnt.sum())

@@ -47,6 +47,7 @@ class DataReport(BaseModel):
     """The whole data side of a run. While streaming, it covers the files opened so far."""
 
     sources: list[SourceReport] = Field(default_factory=list)
+    pairs: bool = Field(default=False, description="Documents are preference pairs.")
     train_documents: int = 0
     train_tokens: int = 0
     train_supervised_tokens: int = 0
@@ -92,10 +93,11 @@ class DataReport(BaseModel):
             if source.rows_truncated:
                 lines.append(f"  truncated to max_length: {source.rows_truncated:,} rows")
         if self.packs_per_epoch is not None and self.packing_efficiency is not None:
+            what = "pairs" if self.pairs else "documents"
             lines.append(
-                f"training: {self.train_documents:,} documents in {self.packs_per_epoch:,} rows, "
+                f"training: {self.train_documents:,} {what} in {self.packs_per_epoch:,} rows, "
                 f"{self.packing_efficiency:.1%} of them filled; held out: {self.validation_documents:,} "
-                "documents"
+                f"{what}"
             )
         lines += [f"warning: {warning}" for warning in self.warnings]
         return lines

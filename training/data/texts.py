@@ -1,18 +1,20 @@
 """The plain text of a job's training sources: what a tokenizer is trained on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from training.data.config import DataSpec, SourceSpec
 from training.data.errors import DataError
-from training.data.formats import Conversation, PlainText, RowError, detect_format, parse_row
+from training.data.formats import Conversation, Pair, PlainText, RowError, detect_format, parse_row
 from training.data.readers import Row
 from training.data.sources import resolve
 
 
 def texts(spec: DataSpec, work_dir: Path) -> Iterator[str]:
-    """Every message and text of the sources, in order; bad rows are left to the tokenization to report.
+    """Every message and text of the sources, in order, of a preference pair its prompt once; bad rows are left to
+    the tokenization to report.
 
     Raises DataError where a source has no text at all (`random`).
     """
@@ -35,9 +37,14 @@ def _texts_of(row: Row, source: SourceSpec) -> Iterator[str]:
             value = parse_row(value, row_format, source.fields)
         except RowError:
             return
-    if isinstance(value, Conversation):
-        for message in value.messages:
-            if isinstance(message.get("content"), str):
-                yield message["content"]
+    if isinstance(value, Pair):
+        yield from _contents(value.chosen.messages)
+        yield from _contents(value.rejected.messages[value.rejected.completion_from :])
+    elif isinstance(value, Conversation):
+        yield from _contents(value.messages)
     elif isinstance(value, PlainText):
         yield value.text
+
+
+def _contents(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
+    return (message["content"] for message in messages if isinstance(message.get("content"), str))

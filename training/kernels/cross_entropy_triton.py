@@ -43,9 +43,11 @@ def _rows(logits, targets, losses, vocab, stride, IGNORE: tl.constexpr, BLOCK: t
 
 
 def chunk_in_place(logits: Tensor, targets: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
-    """Summed loss (float32 scalar) and the gradient, in the memory of the logits. logits [rows, vocab], contiguous rows."""
+    """Loss of each row (float32) and the gradient of their sum, in the memory of the logits. logits [rows, vocab],
+    contiguous rows.
+    """
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     _rows[(logits.shape[0],)](
         logits, targets, losses, logits.shape[1], logits.stride(0), IGNORE=ignore, BLOCK=BLOCK, num_warps=16
     )
-    return losses.sum(), logits
+    return losses, logits

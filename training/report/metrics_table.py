@@ -130,8 +130,11 @@ class _Rows:
             row = self.row_of_step[step] = self.num_rows
             self.num_rows += 1
         # Step 0 is the evaluation before any update: it has no speed and no learning rate yet.
+        before_training = ("memory", "time")
         wanted = (
-            record if step else {key: record[key] for key in ("eval_loss", "memory", "time") if key in record}
+            record
+            if step
+            else {key: record[key] for key in record if key.startswith("eval_") or key in before_training}
         )
         for name, value in _numbers(wanted):
             column = self.columns.setdefault(name, array("d"))

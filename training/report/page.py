@@ -260,6 +260,10 @@ def _figures(run: RunFiles) -> Iterator[Figure]:
         evaluated_twice = before is not None and len(metrics.points("eval_loss")[1]) > 1
         value = f"{text.loss(before)} → {text.loss(after)}" if evaluated_twice else text.loss(after)
         yield Figure("Held-out loss", value, (text.change(before, after) or "") if evaluated_twice else "")
+    in_order = _pairs_in_order(metrics)
+    if in_order is not None:
+        where = "held-out pairs" if metrics.has("eval_reward_accuracy") else "training pairs of the last step"
+        yield Figure("Pairs in the preferred order", text.percent(in_order), where)
     speed = number(summary, "tokens_per_second") or _median(metrics.points("tokens_per_second")[1])
     if speed is not None:
         per_gpu = number(summary, "tokens_per_second_per_gpu")
@@ -364,7 +368,7 @@ def _charts(run: RunFiles, canvas: Canvas) -> Iterator[Chart]:
             ],
             key="loss",
             title="Loss",
-            unit="per supervised token",
+            unit="per pair" if metrics.has("reward_accuracy") else "per supervised token",
             headline=_arrow(metrics, "loss"),
             height=260,
             wide=True,
@@ -383,7 +387,46 @@ def _charts(run: RunFiles, canvas: Canvas) -> Iterator[Chart]:
             unit="seconds, rank 0",
             headline=f"median {text.duration(_median_step(metrics))}",
         )
+    yield from _preference_charts(run, canvas)
     yield from _small_charts(run, canvas)
+
+
+def _preference_charts(run: RunFiles, canvas: Canvas) -> Iterator[Chart]:
+    """Of a run on preference pairs."""
+    metrics = run.metrics
+    if metrics.has("reward_accuracy") or metrics.has("eval_reward_accuracy"):
+        yield line_chart(
+            canvas,
+            [
+                Series("reward_accuracy", "training pairs", "blue"),
+                Series("eval_reward_accuracy", "held-out pairs", "orange", sparse=True),
+            ],
+            key="reward-accuracy",
+            title="Pairs in the preferred order",
+            unit="share with the higher reward on the chosen answer",
+            headline=text.percent(_pairs_in_order(metrics)),
+            from_zero=True,
+            show=text.percent,
+        )
+    if metrics.has("reward_margin"):
+        yield line_chart(
+            canvas,
+            [
+                Series("chosen_reward", "chosen answers", "teal"),
+                Series("rejected_reward", "rejected answers", "red"),
+                Series("reward_margin", "margin", "purple"),
+            ],
+            key="rewards",
+            title="Rewards",
+            unit="beta times the log-ratio to the model at the start",
+            headline=f"margin {text.compact(metrics.last('reward_margin'))}",
+        )
+
+
+def _pairs_in_order(metrics: MetricsTable) -> float | None:
+    """The last share of held-out pairs in the preferred order, or of training pairs where none is held out."""
+    held_out = metrics.last("eval_reward_accuracy")
+    return metrics.last("reward_accuracy") if held_out is None else held_out
 
 
 def _loss_notes(metrics: MetricsTable) -> Iterator[str]:
@@ -864,6 +907,9 @@ def _numbers(metrics: MetricsTable) -> Table | None:
         ("Tokens", "tokens", text.compact),
         ("Loss", "loss", text.loss),
         ("Held-out loss", "eval_loss", text.loss),
+        ("Pairs in order", "reward_accuracy", text.percent),
+        ("Held-out pairs in order", "eval_reward_accuracy", text.percent),
+        ("Reward margin", "reward_margin", text.compact),
         ("Learning rate", "learning_rate", text.compact),
         ("Gradient norm", "grad_norm", text.compact),
         ("Tokens/s", "tokens_per_second", text.compact),

@@ -47,9 +47,10 @@ def numbered(count: int, first: int = 1) -> Documents:
         lines=np.arange(count, dtype=np.int64),
         learnt=(lengths - 1).astype(np.int32),
         groups=np.arange(count, dtype=np.uint64),
+        rejected_from=np.zeros(count, np.int64),
     )
     zeros = np.zeros(count, np.int64)
-    return Documents([shard], zeros, offsets[:-1], lengths, lengths - 1, shard.groups)
+    return Documents([shard], zeros, offsets[:-1], lengths, lengths - 1, shard.groups, zeros, zeros)
 
 
 def prepared(sizes: list[int], weights: list[float] | None = None, seed: int = 0) -> PreparedPacks:
