@@ -435,11 +435,24 @@ class JobSpec(Section):
 
     def dump_yaml(self) -> str:
         """The resolved job, as it stands in the run folder's job.yaml."""
-        return yaml.safe_dump(
+        return yaml.dump(
             self.model_dump(mode="json", by_alias=True, exclude_none=True),
+            Dumper=_Dumper,
             sort_keys=False,
             allow_unicode=True,
         )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes Unicode as it is, but for the line breaks of YAML 1.1 beside the usual ones, which a reader would fold."""
+
+
+def _represent_text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 # Loading: every problem is named with its place.
