@@ -1,7 +1,8 @@
-"""Settings that hold for the life of a stack: a change of one is refused before anything is touched.
+"""Settings that hold for the life of a stack, and Kubernetes' version, which goes on by one: another change of
+them is refused before anything is touched.
 
-AWS cannot do such a change on a cluster that runs: an update would fail half-way, with the nodes billing. What was
-deployed stands in the stack's own outputs.
+AWS cannot do it on a cluster that runs: an update would fail half-way, with the nodes billing. What was deployed
+stands in the stack's own outputs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import pulumi
 
 from infra.settings import StackSettings
+from infra.versions import KUBERNETES_VERSIONS
 
 OUTPUT_NAME = "fixed_settings"
 
@@ -25,6 +27,7 @@ def fixed_settings(settings: StackSettings) -> dict[str, Any]:
         "vpcCidr": settings.vpc_cidr,
         "serviceCidr": settings.service_cidr,
         "secretsEncryption": settings.secrets_encryption,
+        "kubernetesVersion": settings.kubernetes_version,
     }
 
 
@@ -32,10 +35,32 @@ def changed_settings(deployed: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     """One sentence for each setting that cannot become what is wanted."""
     return [
         f"{name}: this stack was deployed with {_yaml(deployed[name])}, and the settings now say {_yaml(value)}"
+        + _next_step(name, deployed[name])
         for name, value in wanted.items()
-        # Encryption can be turned on later, and never off again.
-        if deployed.get(name) not in (None, value) and not (name == "secretsEncryption" and value)
+        if deployed.get(name) not in (None, value) and not _possible(name, deployed[name], value)
     ]
+
+
+def _possible(name: str, deployed: Any, wanted: Any) -> bool:
+    """Encryption can be turned on later, and never off again; EKS takes the next minor version and none before."""
+    if name == "kubernetesVersion":
+        return wanted == _next_minor(deployed)
+    return name == "secretsEncryption" and wanted
+
+
+def _next_step(name: str, deployed: Any) -> str:
+    if name != "kubernetesVersion":
+        return ""
+    following = _next_minor(deployed)
+    step = (
+        f"set {following}, run pulumi up, then the next" if following in KUBERNETES_VERSIONS else "leave it"
+    )
+    return f". EKS goes up by one minor version at a time and never back: {step}"
+
+
+def _next_minor(version: str) -> str:
+    major, minor = version.split(".")
+    return f"{major}.{int(minor) + 1}"
 
 
 def once_unchanged(settings: StackSettings) -> pulumi.Output[str]:

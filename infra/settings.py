@@ -739,6 +739,17 @@ def _version_offered(s: StackSettings) -> list[Problem]:
     return [Problem("kubernetesVersion", s.kubernetes_version, allowed, fix)]
 
 
+@_rule("kuberay", "kuberay_chart", "kuberay_version", "kuberay_crds")
+def _crds_of_the_chart(s: StackSettings) -> list[Problem]:
+    """A field that a CRD does not know is dropped from the RayCluster without a word."""
+    on_disk = "/" in s.kuberay_chart
+    if not s.kuberay or on_disk or s.kuberay_crds or s.kuberay_version == KUBERAY_VERSION:
+        return []
+    allowed = f"{KUBERAY_VERSION}, the release of the CRDs in infra/crds"
+    fix = f"Use that, or set kuberayCrds to a folder with those of {s.kuberay_version} (docs/operations.md)."
+    return [Problem("kuberayVersion", s.kuberay_version, allowed, fix)]
+
+
 @_rule("target", "ami_release", "kubernetes_version")
 def _ami_release(s: StackSettings) -> list[Problem]:
     if s.ami_release is None or not s.on_aws:

@@ -542,6 +542,14 @@ def _update_nodegroup(cluster: str, name: str, what: str, body: dict[str, Any]) 
             return eks._error(
                 400, "InvalidParameterException", "The specified launch template does not exist."
             )
+        release = body.get("releaseVersion")
+        if release and _dated(release) < _dated(group["releaseVersion"]):
+            # UpdateNodegroupVersion: "You cannot roll back a node group to an earlier [...] AMI version".
+            return eks._error(
+                400,
+                "InvalidParameterException",
+                f"Release version {release} is earlier than {group['releaseVersion']} of the node group.",
+            )
         for key in ("version", "releaseVersion", "launchTemplate"):
             if body.get(key):
                 group[key] = body[key]
@@ -564,6 +572,11 @@ def _update_nodegroup(cluster: str, name: str, what: str, body: dict[str, Any]) 
             group[key] = body[key]
     _fill(group)
     return _updated()
+
+
+def _dated(release: str) -> tuple[int, ...]:
+    """``1.35.0-20260714`` in its order."""
+    return tuple(int(part) for part in re.split(r"[.-]", release))
 
 
 def _update_cluster(name: str, body: dict[str, Any]) -> Response:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from infra.crds import read_crds
+from infra.versions import KUBERAY_VERSION
 from tests.engine import inventory
 from tests.engine.conftest import BASE
 
@@ -66,7 +70,11 @@ ROWS = {
         update={RAY, "kubernetes:helm.sh/v3:Release efa-dev-efa-device-plugin"},
         replace={GPU},
     ),
-    "AMI release": Row({"amiRelease": "1.35.0-20260714"}, update={GPU, SYSTEM}),
+    "AMI release": Row(
+        {"amiRelease": "1.35.0-20260714"},
+        before={"amiRelease": "1.35.0-20260601"},
+        update={GPU, SYSTEM},
+    ),
     "Kubernetes version": Row(
         {"kubernetesVersion": "1.35"},
         before={"kubernetesVersion": "1.34"},
@@ -220,6 +228,72 @@ def test_what_holds_for_life_is_refused_before_anything_is_touched(
     assert inventory.contents(account) == before
     stack.write_config(**{setting: deployed})
     assert stack.up().require_ok().changes == []
+
+
+@pytest.mark.parametrize(
+    ("deployed", "wanted", "step"),
+    [
+        ("1.33", "1.35", "set 1.34, run pulumi up, then the next"),
+        ("1.35", "1.34", "leave it"),
+    ],
+)
+def test_kubernetes_jumps_no_version_and_never_goes_back(
+    make_stack: Callable[..., Any], account: str, deployed: str, wanted: str, step: str
+) -> None:
+    stack = make_stack({**BASE, "kubernetesVersion": deployed})
+    stack.up().require_ok()
+    before = inventory.contents(account)
+
+    stack.write_config(kubernetesVersion=wanted)
+    for refused in (stack.preview(), stack.up()):
+        assert not refused.ok
+        assert f"EKS goes up by one minor version at a time and never back: {step}" in refused.output
+
+    assert inventory.contents(account) == before
+
+
+def test_the_node_image_goes_back_by_new_node_groups(make_stack: Callable[..., Any], account: str) -> None:
+    """EKS refuses an earlier release for a node group that exists; nothing has changed then."""
+    stack = make_stack({**BASE, "amiRelease": "1.35.0-20260714"})
+    stack.up().require_ok()
+    instances = inventory.contents(account)["ec2.instances"]
+
+    stack.write_config(amiRelease="1.35.0-20260601")
+    refused = stack.up()
+    assert "1.35.0-20260601 is earlier than 1.35.0-20260714" in refused.errors
+    assert inventory.contents(account)["ec2.instances"] == instances
+
+    groups = [one["urn"] for one in stack.resources() if one["type"] == "aws:eks/nodeGroup:NodeGroup"]
+    replaced = stack.up(*(word for urn in groups for word in ("--replace", urn))).require_ok()
+
+    kinds = _kinds(replaced.changes)
+    assert kinds["replace"] == {GPU, SYSTEM}
+    assert CLUSTER not in kinds["update"]
+    assert inventory.counts(account)["ec2.instances"] == 3
+    assert stack.up().require_ok().changes == []
+
+
+def test_kuberay_upgrades_its_crds_first_and_keeps_the_ray_cluster(
+    make_stack: Callable[..., Any], small_crds: str, tmp_path: Path
+) -> None:
+    newer = tmp_path / "crds"
+    newer.mkdir()
+    for crd in read_crds(Path(small_crds)):
+        for version in crd["spec"]["versions"]:
+            version["schema"]["openAPIV3Schema"]["description"] = "of the next release"
+        (newer / f"{crd['metadata']['name']}.yaml").write_text(yaml.safe_dump(crd))
+    stack = make_stack()
+    stack.up().require_ok()
+
+    for version, folder in (("1.7.0", str(newer)), (KUBERAY_VERSION, small_crds)):  # there and back again
+        stack.write_config(kuberayVersion=version, kuberayCrds=folder)
+        changed = stack.up().require_ok().changes
+
+        updated = [step.name for step in changed if step.op == "update"]
+        assert updated[-1] == "efa-dev-kuberay-operator"
+        assert len(updated[:-1]) == 4
+        assert all(name.endswith(".ray.io") for name in updated[:-1])
+        assert _kinds(changed)["replace"] == set()
 
 
 def _kinds(steps: list[Any]) -> dict[str, set[str]]:

@@ -27,7 +27,7 @@ from infra.settings import (
     read_settings_file,
     undeployable,
 )
-from infra.versions import KUBERNETES_VERSIONS
+from infra.versions import KUBERAY_VERSION, KUBERNETES_VERSIONS
 from tests.graph import graphs
 from tests.graph.graphs import LOCAL_FILE, MINIMAL
 
@@ -59,6 +59,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("headMemoryGib", {"headMemoryGib": 16}, ["headMemoryGib = 16", "m7i.xlarge leaves 12.6 GiB", "larger systemInstanceType"]),
     ("headCpu", {"headCpu": 4}, ["m7i.xlarge leaves 3.22 cores"]),
     ("headCpu", {"headCpu": 3, "autoscaling": True}, ["m7i.xlarge leaves 2.72 cores"]),
+    (
+        "kuberayVersion",
+        {"kuberayVersion": "1.7.0"},
+        [f"{KUBERAY_VERSION}, the release of the CRDs", "set kuberayCrds to a folder with those of 1.7.0"],
+    ),
     ("workerMemoryGib", {"workerMemoryGib": 190}, ["g6.12xlarge leaves 164.3 GiB", "set it to 0"]),
     ("workerCpu", {"workerCpu": 48}, ["g6.12xlarge leaves 47.51 cores"]),
     ("workerScratchGib", {"workerScratchGib": 180}, ["130 GiB at most of a disk of 200 GiB", "raise gpuDiskGib"]),
@@ -222,6 +227,27 @@ def test_what_holds_for_the_life_of_a_stack() -> None:
         "secretsEncryption: this stack was deployed with true, and the settings now say false",
     ]
     assert changed_settings({}, wanted) == []
+
+
+@pytest.mark.parametrize(
+    ("deployed", "wanted", "step"),
+    [
+        ("1.33", "1.35", "set 1.34, run pulumi up, then the next"),
+        ("1.35", "1.34", "leave it"),
+        ("1.34", "1.33", "set 1.35, run pulumi up, then the next"),
+    ],
+)
+def test_kubernetes_goes_up_by_one_minor_version(deployed: str, wanted: str, step: str) -> None:
+    def fixed(version: str) -> dict[str, Any]:
+        return fixed_settings(graphs.settings(kubernetesVersion=version))
+
+    (refused,) = changed_settings(fixed(deployed), fixed(wanted))
+    assert refused == (
+        f"kubernetesVersion: this stack was deployed with {deployed}, and the settings now say {wanted}. "
+        f"EKS goes up by one minor version at a time and never back: {step}"
+    )
+    assert changed_settings(fixed("1.34"), fixed("1.35")) == []
+    assert changed_settings(fixed("1.33"), fixed("1.34")) == []
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,22 @@ def _pulumi_output(stack: str) -> str:
     except subprocess.TimeoutExpired:
         raise UsageError(f"{' '.join(command)}: no answer within {PULUMI_TIMEOUT_SECONDS} s") from None
     if done.returncode != 0:
-        raise UsageError(f"{' '.join(command)}: {done.stderr.strip() or 'failed without a message'}")
+        said = done.stderr.strip() or "failed without a message"
+        raise UsageError(f"{' '.join(command)}: {said}{_next_step(said, stack)}")
     return done.stdout
+
+
+def _next_step(said: str, stack: str) -> str:
+    """What to do about the answers of Pulumi that a first try meets."""
+    if "PULUMI_ACCESS_TOKEN" in said:
+        return (
+            "\nLog in to where the state of the stack lies: pulumi login --local, or pulumi login s3://BUCKET"
+        )
+    if "no stack named" in said:
+        return f"\nStacks of this login: pulumi stack ls. To make it: pulumi stack init {stack}"
+    if "does not have output property" in said:
+        return f"\nThe stack has not been deployed: pulumi up --stack {stack}"
+    return ""
 
 
 @contextmanager

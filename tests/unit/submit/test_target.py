@@ -34,13 +34,32 @@ def test_outputs_are_read_from_pulumi(fake: FakeCluster, monkeypatch: pytest.Mon
     ]
 
 
-def test_pulumis_own_words_are_passed_on(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "step"),
+    [
+        ("error: no stack named 'nope' found", "To make it: pulumi stack init nope"),
+        (
+            "error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions",
+            "pulumi login --local",
+        ),
+        (
+            "error: current stack does not have output property 'training'",
+            "has not been deployed: pulumi up --stack nope",
+        ),
+        ("error: something else", "something else"),
+    ],
+)
+def test_pulumis_own_words_are_passed_on_with_the_next_step(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, said: str, step: str
+) -> None:
     pulumi = fake.root / "bin/pulumi"
-    pulumi.write_text("#!/bin/sh\necho \"error: no stack named 'nope' found\" >&2; exit 255\n")
+    pulumi.write_text(f'#!/bin/sh\necho "{said}" >&2; exit 255\n')
     pulumi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.root}/bin", prepend=":")
-    with pytest.raises(UsageError, match="no stack named 'nope'"):
+    with pytest.raises(UsageError) as refused:
         load_target(stack="nope")
+    assert said in str(refused.value)
+    assert step in str(refused.value)
 
 
 def test_without_pulumi_the_other_way_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
