@@ -200,6 +200,8 @@ def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", GROUP_START_TIMEOUT_SECONDS)
+    # Relative paths of a job file are those of the folder it was started from, not of one that Ray makes for each run.
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     use_gpu = ray.cluster_resources().get("GPU", 0) > 0 and not _cpu_asked(job)
     elastic = job.parallel.min_workers
     trainer = TorchTrainer(
