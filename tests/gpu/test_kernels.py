@@ -55,6 +55,32 @@ def test_the_loss_and_its_gradients_are_those_of_float64(vocab: int) -> None:
     assert relative(weight.grad, exact_weight.grad) < 1e-2
 
 
+@pytest.mark.parametrize("vocab", [151_936, 1000])
+def test_log_probabilities_of_documents_and_their_gradients_are_those_of_float64(vocab: int) -> None:
+    from training.loss import linear_log_probs
+
+    hidden = torch.randn(700, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(vocab, 64, device="cuda") * 0.1).bfloat16().requires_grad_()
+    targets = torch.randint(0, vocab, (700,), device="cuda")
+    targets[::3] = -100
+    borders = torch.tensor([0, 100, 450, 451, 700], device="cuda")
+    factors = torch.randn(4, device="cuda")
+
+    def summed(log_probs: Tensor) -> Tensor:
+        return torch.segment_reduce(log_probs, "sum", offsets=borders, unsafe=True)
+
+    found = summed(linear_log_probs(hidden, weight, targets, 256))
+    (found * factors).sum().backward()
+    exact_hidden, exact_weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
+    wanted = summed(
+        -F.cross_entropy(exact_hidden @ exact_weight.t(), targets, ignore_index=-100, reduction="none")
+    )
+    (wanted * factors).sum().backward()
+    assert relative(found, wanted) < 1e-3
+    assert relative(hidden.grad, exact_hidden.grad) < 1e-2
+    assert relative(weight.grad, exact_weight.grad) < 1e-2
+
+
 @pytest.mark.parametrize("lengths", [[512] * 4, [100, 900, 48, 1000]])
 @pytest.mark.parametrize("heads", [(12, 2), (4, 4)])
 def test_packed_attention_is_attention_document_by_document(

@@ -258,3 +258,20 @@ def test_result_without_a_view_is_the_object(capsys: pytest.CaptureFixture[str])
     with Output() as output:
         output.result({"hourly_usd": 9.55})
     assert json.loads(capsys.readouterr().out) == {"hourly_usd": 9.55}
+
+
+def test_preference_pairs_are_told_in_order() -> None:
+    console, stream = pipe()
+    with ProgressLine(console, clock=Clock()) as progress:
+        progress.event(
+            {"event": "evaluation", "step": 10, "eval_loss": 0.51234, "eval_reward_accuracy": 0.9375}
+        )
+        progress.event({"event": "progress", "step": 10, "steps": 20, "loss": 0.4, "reward_accuracy": 0.75})
+    assert stream.getvalue().splitlines() == [
+        "step 10: held-out loss 0.512, 93.8 % of its pairs in order",
+        "step 10/20  loss 0.400  75 % in order",
+    ]
+    measures = {"reward_accuracy": 0.75, "eval_reward_accuracy": 0.9375}
+    table = shown(summary_table(folders.summary(measures=measures)))
+    assert "pairs in order  75.0 % training, 93.8 % held out" in table
+    assert "pairs in order" not in shown(summary_table(folders.summary()))

@@ -304,3 +304,24 @@ def test_write_report_writes_the_page_into_the_folder(tmp_path: Path) -> None:
     storage = open_storage(folders.restarted_run(tmp_path))
     write_report(storage)
     assert Document(storage.read_text("report.html")).text.startswith("qwen2.5-1.5b-sft: succeeded")
+
+
+def test_preference_pairs_have_their_figure_charts_and_numbers(tmp_path: Path) -> None:
+    lines = folders.metric_lines(20, evaluate_every=10)
+    for line in lines:
+        step = line["step"]
+        rewards = {"chosen_reward": step / 10, "rejected_reward": -step / 20, "reward_margin": 3 * step / 20}
+        measures = {"reward_accuracy": min(1.0, step / 16), **rewards}
+        if "loss" in line:
+            line.update(measures)
+        if "eval_loss" in line:
+            line.update({f"eval_{name}": 0.9 * value for name, value in measures.items()})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    document = page(tmp_path)
+    assert "Pairs in the preferred order 90.0 % held-out pairs" in document.text
+    assert {"reward-accuracy", "rewards"} <= set(document.charts())
+    assert "margin 3" in document.text
+    labels = [attributes.get("aria-label") or "" for tag, attributes in document.tags if tag == "svg"]
+    assert any(label.startswith("Loss in per pair") for label in labels)
+    for column in ("Pairs in order", "Held-out pairs in order", "Reward margin"):
+        assert column in document.text
