@@ -141,14 +141,11 @@ def common_environment(settings: StackSettings) -> tuple[ray.EnvVar, ...]:
     if settings.storage_endpoint_url:
         plain["AWS_ENDPOINT_URL"] = settings.storage_endpoint_url
         plain["AWS_DEFAULT_REGION"] = settings.region
-    secret = {"HF_TOKEN": settings.hub_secret} if settings.hub_secret else {}
-    if settings.storage_secret:
-        secret |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), settings.storage_secret)
     return (
         *(ray.EnvVar(name=name, value=value) for name, value in plain.items()),
         *(
             ray.EnvVar(name=key, value_from=ray.EnvSource(secret_key_ref=ray.SecretKey(name=name, key=key)))
-            for key, name in secret.items()
+            for key, name in settings.secret_variables.items()
         ),
     )
 

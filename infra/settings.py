@@ -180,6 +180,18 @@ def _principal(value: str) -> str:
     return value
 
 
+def _job_secret(value: str) -> str:
+    name, separator, secret = value.partition("=")
+    if not separator or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("VARIABLE=SECRET, the environment variable and the name of the Secret that has it")
+    if re.fullmatch(r"[0-9a-f]{32,}", secret):
+        raise ValueError(
+            "VARIABLE=SECRET, where SECRET is the name of a Kubernetes Secret and not its content"
+        )
+    _dns_label(secret)
+    return value
+
+
 def _aware(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("a time with its offset is needed, such as 2026-12-01T18:00:00+01:00")
@@ -199,6 +211,7 @@ Network = Annotated[str, AfterValidator(_network)]
 Label = Annotated[str, AfterValidator(_dns_label)]
 Selector = Annotated[str, AfterValidator(_selector)]
 Principal = Annotated[str, AfterValidator(_principal)]
+JobSecret = Annotated[str, AfterValidator(_job_secret)]
 LogType = Literal["api", "audit", "authenticator", "controllerManager", "scheduler"]
 
 
@@ -329,6 +342,11 @@ class StackSettings(BaseModel):
     hub_secret: Label | None = Field(
         None, description="Secret of the namespace with HF_TOKEN, for models and data that need an account"
     )
+    job_secrets: tuple[JobSecret, ...] = Field(
+        (),
+        description="VARIABLE=SECRET: more variables for jobs from Secrets of the namespace, such as "
+        "WANDB_API_KEY=trackers",
+    )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="Always costs a registry round trip per start"
     )
@@ -442,6 +460,17 @@ class StackSettings(BaseModel):
     @property
     def required_transport(self) -> Literal["efa", "any"]:
         return "efa" if self.require_efa and self.efa > 0 else "any"
+
+    @property
+    def secret_variables(self) -> dict[str, str]:
+        """Environment variables of the Ray pods that come from a Secret of the namespace, with its name. The key in the
+        Secret is the variable's name."""
+        named = {"HF_TOKEN": self.hub_secret} if self.hub_secret else {}
+        if self.storage_secret:
+            named |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), self.storage_secret)
+        return named | {
+            name: secret for name, _, secret in (item.partition("=") for item in self.job_secrets)
+        }
 
     @property
     def tags(self) -> dict[str, str]:
@@ -858,6 +887,24 @@ def _observability(s: StackSettings) -> list[Problem]:
         allowed = f"another one than {MONITORING_NAMESPACE}, which observability prometheus makes"
         return [Problem("namespace", s.namespace, allowed, "Choose another namespace for the RayCluster.")]
     return []
+
+
+@_rule("job_secrets", "hub_secret", "storage_secret")
+def _job_secrets_once(s: StackSettings) -> list[Problem]:
+    names = [item.partition("=")[0] for item in s.job_secrets]
+    reserved = {"HF_TOKEN": ("hubSecret", s.hub_secret)}
+    reserved |= dict.fromkeys(
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), ("storageSecret", s.storage_secret)
+    )
+    problems = [
+        Problem("jobSecrets", name, "each variable once", "Keep one Secret for it.")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
+    for name in names:
+        key, value = reserved.get(name, ("", None))
+        if value:
+            problems.append(Problem("jobSecrets", name, f"{key} sets it already", "Keep one of the two."))
+    return problems
 
 
 @_rule("fsx_capacity_gib")

@@ -259,6 +259,8 @@ def describe(event: Mapping[str, Any]) -> str | None:
         case "checkpoint":
             size, seconds = text.size(event.get("bytes")), text.duration(event.get("seconds"))
             return f"checkpoint {event.get('name')}: {size} in {seconds}"
+        case "tracking":
+            return f"{event.get('tracker')}: run {event.get('url') or event.get('run_id')}"
         case "warning":
             return f"warning: {event.get('text')}"
         case "stopping":

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from training.data.config import DataSpec
 from training.errors import UsageError
+from training.redact import holds_secret, is_secret_key
+from training.tracking.config import TrackingSpec
 
 
 class Section(BaseModel):
@@ -295,6 +297,19 @@ class RuntimeEnvSpec(Section):
     pip: tuple[str, ...] = Field(default=(), description="requirements with pinned versions (name==version)")
     env: dict[str, str] = Field(default_factory=dict)
 
+    @field_validator("env", mode="before")
+    @classmethod
+    def _no_secrets(cls, env: Any) -> Any:
+        variables = cast("dict[Any, Any]", env) if isinstance(env, dict) else {}
+        for name, value in variables.items():
+            if is_secret_key(str(name)) or holds_secret(str(value)):
+                raise ValueError(
+                    f"{name} looks like a secret, and a job file is copied to the run folder and shown by Ray. On a "
+                    f"stack, put it into a Kubernetes Secret and name that in the setting jobSecrets ({name}=SECRET; "
+                    f"docs/security.md); for `finetune local`, export {name} in the shell"
+                )
+        return env
+
     @field_validator("pip")
     @classmethod
     def _pins(cls, pip: tuple[str, ...]) -> tuple[str, ...]:
@@ -380,6 +395,7 @@ class JobSpec(Section):
     transport: TransportSpec = TransportSpec()
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
     run: RunSpec = RunSpec()
+    tracking: TrackingSpec = TrackingSpec()
 
     @model_validator(mode="after")
     def _possible(self) -> JobSpec:

@@ -50,6 +50,11 @@ def _check_packages(job: JobSpec) -> None:
     """A local run uses this environment as it is: what the job adds to the image must be installed here already."""
     from packaging.requirements import Requirement
 
+    from training.optional import missing_packages
+    from training.tracking.trackers import packages_of
+
+    if problems := missing_packages(packages_of(job), promised=job.runtime_env.pip):
+        raise UsageError("\n".join(problems))
     missing: list[str] = []
     for text in job.runtime_env.pip:
         requirement = Requirement(text)

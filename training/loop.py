@@ -61,6 +61,7 @@ from training.schedule import learning_rate
 from training.sources import ModelSource, prepare_source
 from training.stability import SpikeDetector
 from training.storage import Storage
+from training.tracking.trackers import Tracking
 from training.transport.collect import nccl_host
 from training.transport.expected import ParameterGroup, expected_bytes_per_node
 from training.watchdog import Watchdog
@@ -82,6 +83,8 @@ class Hooks:
     preempted: Callable[[], bool] = lambda: False
     """True when nodes are about to be taken away: the loop writes a checkpoint and ends the attempt. All ranks call it
     at the same step, every few seconds."""
+    metrics: Callable[[dict[str, Any]], None] = lambda _: None
+    """This rank's line of a step, as it stands in metrics.jsonl. Called on every rank."""
 
 
 @dataclass
@@ -265,10 +268,12 @@ class _Trainer:
         self.attempt = attempt
         self.progress = _Progress()
         self.stop_requested = False
+        self.succeeded = False
         self._last_stop_poll = 0.0
         self._last_preemption_poll = time.monotonic()
         self.watchdog = Watchdog(job.resilience.step_timeout_seconds, self._report_hang)
         self.log: MetricsLog | None = None
+        self.tracking: Tracking | None = None
         self.checkpoint_seconds = 0.0
         self.published: str | None = None
         self.last_loss: float | None = None
@@ -287,8 +292,10 @@ class _Trainer:
 
     def run(self) -> TrainResult:
         self._trap_signals()
+        self._start_tracking()
         self.source = prepare_source(self.job, self.storage, self.world, self.work_dir)
         self.data = self._build_data(self.source)
+        self._check_same_data(self.data)
         self.total_steps = self._total_steps(self.data)
         self.model, self.sharding = self._build_model(self.source)
         config = self.source.config
@@ -319,6 +326,18 @@ class _Trainer:
         self._loop()
         return self._finish(resumed_from)
 
+    def _start_tracking(self) -> None:
+        """Opens the runs of the job's trackers, on rank 0. Every rank raises what is wrong with them."""
+        problem: list[str | None] = [None]
+        if self.world.rank == 0:
+            try:
+                self.tracking = Tracking(self.job, self.storage, self.work_dir, self._warn, self._event)
+            except UsageError as error:
+                problem = [str(error)]
+        dist.broadcast_object_list(problem, src=0, group=self.world.control)
+        if problem[0] is not None:
+            raise UsageError(problem[0])
+
     def _build_data(self, source: ModelSource) -> DataBundle:
         return build_data(
             self.job.training_data,
@@ -330,6 +349,18 @@ class _Trainer:
             work_dir=self.work_dir / "data",
             vocab_size=source.config.vocab_size,
         )
+
+    def _check_same_data(self, data: DataBundle) -> None:
+        """Every rank takes its rows out of one order: over other documents that would be another order."""
+        fingerprints: list[Any] = [None] * self.world.size
+        dist.all_gather_object(fingerprints, data.report.fingerprint, group=self.world.control)
+        others = [rank for rank, found in enumerate(fingerprints) if found != fingerprints[0]]
+        if others:
+            raise UsageError(
+                f"ranks {', '.join(map(str, others))} read other data than rank 0 (this is rank {self.world.rank} on "
+                f"{socket.gethostname()}): a file of data.source differs between the nodes. Put the data on a volume "
+                "that all nodes share, or on S3"
+            )
 
     def _total_steps(self, data: DataBundle) -> int:
         if self.job.steps is not None:
@@ -590,8 +621,8 @@ class _Trainer:
         }
         if self.progress.first_eval_loss is None:
             self.progress.first_eval_loss = loss
-        if step == 0 and self.log is not None:
-            self.log.write(
+        if step == 0:
+            self._record(
                 StepRecord(
                     step=0,
                     tokens=0,
@@ -646,8 +677,6 @@ class _Trainer:
             self.world.size * self.objective.EXTRA_FORWARDS * flops_per_step(*self.shape, pending.lengths) / 3
         )
         self.throughput.add(pending.agreed.tokens, flops, training_seconds)
-        if self.log is None:
-            return
         record = StepRecord(
             step=pending.step,
             tokens=pending.tokens,
@@ -663,8 +692,17 @@ class _Trainer:
             skipped=skipped,
             measures=self.last_measures | pending.eval_measures,
         )
-        self.log.write(record)
+        self._record(record)
         self._progress_event(record)
+
+    def _record(self, record: StepRecord) -> None:
+        """A line for metrics.jsonl, the job's trackers and whoever watches this rank."""
+        line = record.line()
+        self.hooks.metrics(line)
+        if self.log is not None:
+            self.log.write(record)
+        if self.tracking is not None:
+            self.tracking.record(line)
 
     def _non_finite(self, pending: _PendingStep, loss: float, grad_norm: float) -> str:
         """The optimizer has left everything untouched; say where it came from, and stop where that is the policy."""
@@ -825,6 +863,7 @@ class _Trainer:
         )
         if self.world.rank == 0:
             self.storage.write_text(f"attempts/{self.attempt}{RESULT_SUFFIX}", json.dumps(result.__dict__))
+        self.succeeded = True
         return result
 
     def _expected_bytes(self) -> dict[str, int]:
@@ -871,6 +910,8 @@ class _Trainer:
         self.watchdog.stop()
         if self.log is not None:
             self.log.close()
+        if self.tracking is not None:
+            self.tracking.close(succeeded=self.succeeded)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -56,6 +56,7 @@ def worker(config: dict[str, Any]) -> None:
     from training.evidence import Evidence
     from training.loop import Hooks, new_attempt, train
     from training.parallel import hardware_of, join_world
+    from training.tracking.prometheus import PrometheusGauges
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     job = job_from_yaml(config["job"])
@@ -69,7 +70,12 @@ def worker(config: dict[str, Any]) -> None:
     evidence = Evidence(storage, work_dir, world, attempt)
     try:
         evidence.publish_ranks()
-        hooks = Hooks(event=_events_to(events_path(job.name)), preempted=_preempted)
+        gauges = PrometheusGauges(job.name, world.rank)
+        hooks = Hooks(
+            event=_events_to(events_path(job.name), gauges.event),
+            preempted=_preempted,
+            metrics=gauges.record,
+        )
         train(job, storage, work_dir, hooks, attempt, world, hardware_of(world, launch.target))
     except JobStopped as stopped:
         if world.rank == 0:
@@ -85,11 +91,12 @@ def worker(config: dict[str, Any]) -> None:
         evidence.collect()
 
 
-def _events_to(path: Path) -> Callable[[dict[str, Any]], None]:
-    """Events go to the log, which a follower far away reads, and to a file, which `finetune local` reads."""
+def _events_to(path: Path, gauges: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """Events go to the log, which a follower far away reads, to a file, which `finetune local` reads, and to the gauges."""
 
     def event(event: dict[str, Any]) -> None:
         emit(event)
+        gauges(event)
         with path.open("a") as file:
             file.write(json.dumps(event) + "\n")
 
@@ -184,6 +191,8 @@ RUN_FOLDERS = (
     "nccl",
     "tensorboard",
     "tokenizer",
+    "tracking",
+    "wandb",
 )
 RUN_FILES = ("metrics.jsonl", "report.html", "samples.json", "summary.json", "transport.json")
 

@@ -13,6 +13,7 @@ from training.evidence import FOLDER as EVIDENCE_FOLDER
 from training.evidence import merge_counters
 from training.job import JobSpec
 from training.storage import Storage
+from training.tracking.trackers import tracked_runs
 from training.transport.verdict import Require, TransportReport, exit_status, judge
 
 NAME = "summary.json"
@@ -74,6 +75,7 @@ def conclude(
         "checkpoint": result.get("checkpoint") or _latest_checkpoint(storage),
         "checkpoint_blocked_seconds": result.get("checkpoint_blocked_seconds"),
         "run": storage.uri,
+        "tracking": {name: run.__dict__ for name, run in tracked_runs(storage).items()},
         "data": result.get("data"),
         "error": outcome["error"],
         "versions": result.get("versions", {}) | _ray_version(),

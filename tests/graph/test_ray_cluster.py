@@ -249,6 +249,20 @@ def test_the_hub_token_comes_from_a_secret() -> None:
         assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
 
 
+def test_the_keys_of_a_tracker_come_from_secrets() -> None:
+    spec = _spec(
+        graphs.settings(hubSecret="hub", jobSecrets=["WANDB_API_KEY=trackers", "MLFLOW_TRACKING_TOKEN=ml"])
+    )
+    for group in (spec["headGroupSpec"], spec["workerGroupSpecs"][0]):
+        env = {entry["name"]: entry for entry in group["template"]["spec"]["containers"][0]["env"]}
+        for name, secret in (
+            ("WANDB_API_KEY", "trackers"),
+            ("MLFLOW_TRACKING_TOKEN", "ml"),
+            ("HF_TOKEN", "hub"),
+        ):
+            assert env[name] == {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
+
+
 def test_lustre_is_mounted_in_head_and_workers() -> None:
     spec = _spec(SHAPES["everything"]())
     for group in (spec["headGroupSpec"], spec["workerGroupSpecs"][0]):

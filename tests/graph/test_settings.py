@@ -93,6 +93,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("gpuInstanceTyp", {"gpuInstanceTyp": "g6.12xlarge"}, ["not a setting", "Did you mean gpuInstanceType?"]),
     ("zones", {"zones": "us-west-2a"}, ["a list such as"]),
     ("zones", {"zones": ""}, ["two different zones"]),
+    ("jobSecrets", {"jobSecrets": ["WANDB_API_KEY"]}, ["VARIABLE=SECRET"]),
+    ("jobSecrets", {"jobSecrets": ["WANDB_API_KEY=abcdefab" + "0123456789abcdef" * 2]}, ["the name of a Kubernetes Secret and not its content"]),
+    ("jobSecrets", {"jobSecrets": ["1A=trackers"]}, ["the environment variable"]),
+    ("jobSecrets", {"jobSecrets": ["A=one", "A=two"]}, ["each variable once"]),
+    ("jobSecrets", {"jobSecrets": ["HF_TOKEN=other"], "hubSecret": "hub"}, ["hubSecret sets it already"]),
     ("workerCpu", {"workerCpu": 0.01}, ["0, or 0.1 at least"]),
     ("headCpu", {"headCpu": 1e300}, ["less than or equal to 1024"]),
 ]  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import yaml
 
+from training.redact import Redactor
 from training.report.metrics_table import MetricsTable, read_metrics
-from training.report.redact import Redactor
 from training.report.values import number, shown
 from training.storage import Storage
 

@@ -39,9 +39,6 @@ _SECRET = re.compile(
     rb"hf_[A-Za-z0-9]{30,}|(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{36}"
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-_SECRET_VARIABLE = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,6 @@ def build_bundle(job: JobSpec, target_facts: Mapping[str, Any], folder: Path) ->
     under the same name; absolute ones are taken as paths of the cluster. Raises UsageError for a secret or
     for too many bytes.
     """
-    _refuse_secret_variables(job.runtime_env.env)
     files = dict(code_files())
     for reference, key in _local_references(job):
         files.update(_local_files(reference, key, folder))
@@ -161,16 +157,6 @@ def _bounded(path: Path, key: str) -> bytes:
             "Copy it to the storage of the stack (`aws s3 cp`) and name it by s3://... in the job file."
         )
     return path.read_bytes()
-
-
-def _refuse_secret_variables(env: Mapping[str, str]) -> None:
-    named = [name for name in env if _SECRET_VARIABLE.search(name)]
-    if named:
-        raise UsageError(
-            f"runtime_env.env.{named[0]}: looks like a secret, and a job file is copied to the run folder and shown "
-            "by Ray. Put it into a Kubernetes Secret that the RayCluster takes its environment from "
-            "(docs/submission.md)."
-        )
 
 
 def _refuse_secrets(files: Mapping[str, bytes]) -> None:

@@ -26,8 +26,10 @@ from typing import Any
 
 from training.data.config import SourceSpec, hub_id, source_kind
 from training.job import JobSpec, job_from_yaml
+from training.optional import missing_packages
 from training.storage import open_storage, s3_client
 from training.submit import packages
+from training.tracking.trackers import packages_of
 
 STOP_FILE = "control/stop"  # what training.loop looks for
 PACKAGES = ("ray", "torch", "transformers")
@@ -46,6 +48,7 @@ def versions() -> dict[str, str]:
 def check(job: JobSpec, run_uri: str) -> list[str]:
     """What a rank of this job would stumble over on this pod, in sentences."""
     problems = [*_storage_problems(run_uri)]
+    problems += missing_packages(packages_of(job), promised=job.runtime_env.pip)
     if job.model.source is not None:
         problems += _model_problems("model.source", job.model.source, job.model.revision)
     if job.model.tokenizer not in (None, "train"):

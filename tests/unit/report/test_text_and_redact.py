@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.redact import REDACTED, Redactor, is_secret_key
 from training.report import text
-from training.report.redact import REDACTED, Redactor, is_secret_key
 
 
 @pytest.mark.parametrize(

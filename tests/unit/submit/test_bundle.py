@@ -89,13 +89,5 @@ def test_a_secret_in_a_file_is_an_error_that_names_the_line_and_not_the_secret(
     assert secret not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
-def test_a_secret_variable_belongs_into_a_kubernetes_secret(
-    job_file: Path, tmp_path: Path, name: str
-) -> None:
-    with pytest.raises(UsageError, match=rf"runtime_env\.env\.{name}.*Kubernetes Secret"):
-        build_bundle(job(job_file, f"runtime_env.env.{name}=x"), {}, tmp_path)
-
-
 def test_the_shipped_code_holds_no_secret() -> None:
     assert dict(code_files())

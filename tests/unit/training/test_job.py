@@ -169,3 +169,31 @@ def test_a_resolved_job_reads_back_as_itself(changes: dict[str, object]) -> None
 def test_no_document_crashes_the_reader(document: object) -> None:
     with pytest.raises(UsageError):
         job_from_yaml(yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+@pytest.mark.parametrize("value", ["fa1afe1fa1afe1", 123456])
+def test_a_secret_variable_is_refused_without_its_value(name: str, value: str | int) -> None:
+    with pytest.raises(UsageError) as error:
+        tiny_job(runtime_env={"env": {name: value}})
+    assert f"runtime_env.env: {name} looks like a secret" in str(error.value)
+    assert f"jobSecrets ({name}=SECRET" in str(error.value)
+    assert str(value) not in str(error.value)
+
+
+def test_a_value_that_looks_like_a_token_is_refused_under_any_name() -> None:
+    token = "hf_" + "a" * 34
+    with pytest.raises(UsageError, match="COLOUR looks like a secret") as error:
+        tiny_job(runtime_env={"env": {"COLOUR": token}})
+    assert token not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "RAY_AUTH_MODE", "NCCL_DEBUG", "HF_TOKEN_PATH"])
+def test_a_variable_without_a_secret_is_not_taken_for_one(name: str) -> None:
+    assert tiny_job(runtime_env={"env": {name: "1"}}).runtime_env.env == {name: "1"}
+
+
+def test_credentials_in_the_address_of_a_tracker_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"tracking\.mlflow\.uri: .*MLFLOW_TRACKING_USERNAME") as error:
+        tiny_job(tracking={"mlflow": {"uri": "https://me:pass12345@host", "experiment": "e"}})
+    assert "pass12345" not in str(error.value)

@@ -68,6 +68,40 @@ def test_two_g6_nodes_replicate_across_nodes_and_fit() -> None:
     assert prediction.cost_usd == pytest.approx(prediction.hours * 2 * 4.6016)  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
 
 
+@pytest.mark.parametrize(
+    ("job_file", "instance", "nodes", "gib", "tokens_per_second"),
+    [
+        ("qwen2.5-1.5b-sft", "g6.12xlarge", 2, None, None),
+        ("qwen2.5-7b-sft", "p4d.24xlarge", 2, 32.9, 43_000),
+        ("qwen2.5-7b-sft", "p4d.24xlarge", 1, 32.2, None),
+        ("qwen2.5-14b-sft", "p5.48xlarge", 2, 64.3, 76_800),
+        ("qwen2.5-14b-sft", "p5.48xlarge", 1, 65.4, None),
+    ],
+)
+def test_the_shipped_jobs_fit_the_types_they_are_made_for(
+    job_file: str, instance: str, nodes: int, gib: float | None, tokens_per_second: float | None
+) -> None:
+    job = load_job(f"training/jobs/{job_file}.yaml")
+    prediction = predict(job, shape_of(job), hardware_of_instance(instance, nodes))
+    assert prediction.fits, prediction.sharding.reason
+    # The numbers in the comments of the job files.
+    assert gib is None or prediction.memory_gib == pytest.approx(gib, abs=0.05)
+    assert tokens_per_second is None or prediction.tokens_per_second == pytest.approx(
+        tokens_per_second, rel=2e-3
+    )
+
+
+def test_the_plan_of_a_job_is_told_by_the_command_line() -> None:
+    from typer.testing import CliRunner
+
+    from training.cli import app
+
+    arguments = ["plan", "training/jobs/qwen2.5-7b-sft.yaml", "--instance", "p4d.24xlarge", "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["fits"] is True
+
+
 def test_what_cannot_fit_says_so() -> None:
     big = KNOWN["Qwen/Qwen2.5-14B"]
     prediction = predict(JOB, big, hardware_of_instance("g6.12xlarge", 2))

@@ -1,4 +1,4 @@
-"""Keeps secrets out of the report: by the name of a key, by the look of a value, and wherever it recurs."""
+"""Keeps secrets out of what a run leaves behind: by the name of a key, by the look of a value, and wherever it recurs."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ def is_secret_key(key: str, *, in_env: bool = False) -> bool:
         or any(word in _KEYS_THAT_ARE_SECRET and after == "key" for word, after in pairwise(words))
         or (in_env and any(word in ("key", "keys", "auth", "pass") for word in words))
     )
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text holds something that looks like a token or a private key."""
+    return _SECRET_VALUES.search(text) is not None
 
 
 class Redactor:
