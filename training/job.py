@@ -600,7 +600,11 @@ def _yaml_value(text: str) -> Any:
 def _floats(value: Any) -> Any:
     """YAML 1.1 reads 2e-5 as a string; the same reading as for --set, over a whole document."""
     if isinstance(value, dict):
-        return {key: _floats(item) for key, item in cast("dict[str, Any]", value).items()}
+        # Environment variables are texts, whatever they look like.
+        return {
+            key: item if key == "env" else _floats(item)
+            for key, item in cast("dict[str, Any]", value).items()
+        }
     if isinstance(value, list):
         return [_floats(item) for item in cast("list[Any]", value)]
     return _yaml_value(value) if isinstance(value, str) and _looks_like_exponent(value) else value

@@ -193,6 +193,11 @@ def test_a_variable_without_a_secret_is_not_taken_for_one(name: str) -> None:
     assert tiny_job(runtime_env={"env": {name: "1"}}).runtime_env.env == {name: "1"}
 
 
+def test_a_variable_that_looks_like_a_number_stays_a_text() -> None:
+    job = tiny_job(runtime_env={"env": {"A": "1e100"}})
+    assert job_from_yaml(job.dump_yaml()).runtime_env.env == {"A": "1e100"}
+
+
 def test_credentials_in_the_address_of_a_tracker_are_refused() -> None:
     with pytest.raises(UsageError, match=r"tracking\.mlflow\.uri: .*MLFLOW_TRACKING_USERNAME") as error:
         tiny_job(tracking={"mlflow": {"uri": "https://me:pass12345@host", "experiment": "e"}})
