@@ -118,6 +118,8 @@ def export_adapter(
         for name, tensor in layer.peft_tensors(_whole).items():  # a collective
             tensors[f"base_model.model.{path}.{name}"] = tensor.cpu().contiguous()
     if world.rank == 0:
+        # Merged weights of an earlier end of this run must not lie beside a newer adapter.
+        storage.delete(FOLDER)
         local = (storage.local_path or work_dir) / ADAPTER_FOLDER
         local.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(local)

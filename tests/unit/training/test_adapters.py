@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -51,7 +53,7 @@ from training.model import (
     parameter_names,
 )
 from training.optimizer import ShardedAdamW, gradient_norm
-from training.parallel import begin_micro_batch, join_world, mesh_of, shard
+from training.parallel import begin_micro_batch, compute_dtype, join_world, mesh_of, shard
 from training.planning import ModelShape, Sharding, memory_parts, predict
 from training.shapes import KNOWN
 from training.storage import open_storage
@@ -294,15 +296,20 @@ def test_fused_operations_beside_adapted_layers_give_the_same_gradients(spec: Ad
 
 
 def _sharded(
-    spec: AdapterSpec, batches: list[Batch], scheme: str, reshard: bool, checkpoint_every: int
+    spec: AdapterSpec,
+    batches: list[Batch],
+    scheme: str,
+    reshard: bool,
+    checkpoint_every: int,
+    dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Loss and gradients of two steps on this rank's share, and whether frozen weights kept their bits."""
-    world = join_world()
+    """Loss and gradients of two steps on this rank's share, whether frozen weights kept their bits, and bytes held."""
+    world, job = join_world(), tiny_job(model__dtype=dtype)
     model = CausalLM(_config())
     sharding = Sharding(scheme, reshard, checkpoint_every, reason="test")  # pyright: ignore[reportArgumentType]
     mesh = mesh_of(world, sharding.scheme)
-    adapters.attach(model, model.blocks, spec, torch.float32)
-    shard(model, tiny_job(), world, sharding, mesh)
+    adapters.attach(model, model.blocks, spec, compute_dtype(job, CPU))
+    shard(model, job, world, sharding, mesh)
     model.materialize(CPU)
     _fill(model)
     group = None if world.size == 1 else mesh.get_group("shard")
@@ -333,11 +340,22 @@ def _sharded(
     after = {name: _bits(parameter) for name, parameter in base_parameters(model).items()}
     kept = all(torch.equal(before[name], after[name]) for name in before)
     assert adapters.fingerprint(base_parameters(model), group) == mark
-    return {"steps": steps, "kept": kept, "fingerprint": mark}
+    state = [*optimizer.parameters.values(), *optimizer.exp_avg.values(), *optimizer.exp_avg_sq.values()]
+    return {
+        "steps": steps,
+        "kept": kept,
+        "fingerprint": mark,
+        "frozen_bytes": _held(base_parameters(model).values()),
+        "state_bytes": _held(state),
+    }
 
 
 def _bits(parameter: nn.Parameter) -> Tensor:
-    return parameter.data.to_local().clone().view(torch.int32)  # pyright: ignore[reportCallIssue]
+    return parameter.data.to_local().clone().view(torch.int16)  # pyright: ignore[reportCallIssue]
+
+
+def _held(tensors: Iterable[Any]) -> int:
+    return sum(tensor.to_local().nbytes for tensor in tensors)
 
 
 SHARDINGS = [
@@ -352,7 +370,7 @@ SHARDINGS = [
 @KINDS
 def test_loss_and_gradients_do_not_depend_on_the_ranks_and_frozen_weights_stay(spec: AdapterSpec) -> None:
     spec = spec.model_copy(update={"rank": 2})  # of A, two of four ranks then hold no row
-    batches = [ragged_batch(seed, TOKENS, num_documents=1 + seed % 4) for seed in range(4)]
+    batches = [ragged_batch(seed, TOKENS, num_documents=1 + seed % 4) for seed in range(8)]
     (alone,) = run_ranks(_sharded, 1, spec, batches, "full", False, 0)
     assert alone["kept"]
     assert alone["steps"][1]["loss"] < alone["steps"][0]["loss"]
@@ -367,6 +385,26 @@ def test_loss_and_gradients_do_not_depend_on_the_ranks_and_frozen_weights_stay(s
                 assert step["grads"].keys() == wanted["grads"].keys()
                 for name, gradient in wanted["grads"].items():
                     assert step["grads"][name] == pytest.approx(gradient, rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.slow
+@KINDS
+def test_bfloat16_trains_beside_frozen_weights_of_two_bytes(spec: AdapterSpec) -> None:
+    batches = [ragged_batch(seed, TOKENS, num_documents=1 + seed % 4) for seed in range(4)]
+    (exact,) = run_ranks(_sharded, 1, spec, batches, "full", False, 0)
+    found = run_ranks(_sharded, 2, spec, batches, "full", True, 1, "bfloat16")
+    shape = ModelShape.of_config(_config().to_dict())
+    num_trained = shape.num_layers * shape.adapter_parameters(spec)
+    assert sum(rank["frozen_bytes"] for rank in found) == 2 * shape.num_parameters
+    assert sum(rank["state_bytes"] for rank in found) == 12 * num_trained
+    assert all(rank["kept"] for rank in found)
+    assert {rank["fingerprint"] for rank in found} == {exact["fingerprint"]}
+    for step, wanted in zip(found[0]["steps"], exact["steps"], strict=True):
+        assert step["loss"] == pytest.approx(wanted["loss"], rel=2e-3)
+    # Of the first step only: the matrices A have no gradient there, because B is zero.
+    for name, gradient in exact["steps"][0]["grads"].items():
+        mine = found[0]["steps"][0]["grads"][name]
+        assert np.linalg.norm(mine - gradient) <= 0.05 * np.linalg.norm(gradient), name
 
 
 def test_the_fingerprint_sees_a_changed_weight_and_swapped_rows() -> None:
@@ -518,6 +556,8 @@ def test_a_checkpoint_of_other_adapters_or_weights_is_refused(
 @pytest.mark.slow
 def test_without_merging_only_the_adapter_is_exported(tmp_path: Path, base: Path) -> None:
     run = tmp_path / "run"
+    _run(_job(base, 1, alpha=4), run, 1)
+    assert (run / "export/model.safetensors.index.json").is_file()
     _run(_job(base, 2, merge=False, alpha=4), run, 1)
     assert [path.name for path in (run / "export").iterdir()] == ["adapter"]
     config = json.loads((run / "export/adapter/adapter_config.json").read_text())
