@@ -556,9 +556,9 @@ def test_a_checkpoint_of_other_adapters_or_weights_is_refused(
 @pytest.mark.slow
 def test_without_merging_only_the_adapter_is_exported(tmp_path: Path, base: Path) -> None:
     run = tmp_path / "run"
-    _run(_job(base, 1, alpha=4), run, 1)
+    _run(_job(base, 2, alpha=4), run, 1)
     assert (run / "export/model.safetensors.index.json").is_file()
-    _run(_job(base, 2, merge=False, alpha=4), run, 1)
+    _run(_job(base, 4, merge=False, alpha=4), run, 1)
     assert [path.name for path in (run / "export").iterdir()] == ["adapter"]
     config = json.loads((run / "export/adapter/adapter_config.json").read_text())
     assert config["lora_alpha"] == config["r"] == 4
