@@ -139,3 +139,48 @@ def test_formula_counts_what_fsdp_sends(
         kept_for_the_next_pass = kept * 2 * (WORLD - 1) // WORLD
     expected = expected_bytes_per_node(groups, **steps, num_forward_only=num_eval)
     assert counter.num_bytes == expected + kept_for_the_next_pass
+
+
+@pytest.mark.parametrize("scheme", ["full", "hybrid"])
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("with_adapters", [False, True])
+@pytest.mark.usefixtures("world")
+def test_formula_counts_the_reference_of_preference_pairs(
+    scheme: Any, reshard: bool, with_adapters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen copy, gathered group by group for every micro-batch; or one more forward of the model with adapters."""
+    if scheme == "full":
+        mesh = init_device_mesh("cpu", (WORLD,))
+    else:
+        mesh = init_device_mesh("cpu", (WORLD // GPUS, GPUS), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = adapted() if with_adapters else Model()
+    copy = Model().to(torch.bfloat16).requires_grad_(False)
+    for one, frees, frees_root in ((model, reshard, False), (copy, True, True)):
+        for block in one.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
+        fully_shard(one, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_root)
+    counter = Counter(monkeypatch)
+    num_steps = 4
+    for _ in range(num_steps):
+        with torch.no_grad():
+            (model if with_adapters else copy)(torch.ones(2, WIDTH))
+        model(torch.ones(2, WIDTH)).backward()
+    low_rank = 2 * WIDTH * RANK if with_adapters else 0
+    block_size, head_size = WIDTH * WIDTH, 2 * WIDTH * WIDTH
+    trained = (low_rank, 0) if with_adapters else (block_size, head_size)
+    block = ParameterGroup(num_parameters=block_size + low_rank, num_trainable=trained[0], resharded=reshard)
+    root = ParameterGroup(num_parameters=head_size, num_trainable=trained[1], resharded=False)
+    size: dict[str, Any] = {"scheme": scheme, "world_size": WORLD, "gpus_per_node": GPUS}
+    expected = expected_bytes_per_node(
+        [*[block] * BLOCKS, root],
+        **size,
+        num_steps=num_steps,
+        num_forward_only=num_steps if with_adapters else 0,
+    )
+    if not with_adapters:
+        whole = ParameterGroup(num_parameters=BLOCKS * block_size + head_size, resharded=True)
+        expected += expected_bytes_per_node([whole], **size, num_steps=0, num_forward_only=num_steps)
+    # Rounded group by group here, once there.
+    assert counter.num_bytes == pytest.approx(expected, abs=num_steps * 4 * (BLOCKS + 1))
+    assert counter.num_bytes > 0
