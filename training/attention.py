@@ -161,6 +161,8 @@ def _varlen() -> Varlen:
         return flash_attn_varlen_func(
             q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1),
             borders, borders, longest, longest, softmax_scale=scale, causal=True, window_size=window,
+            # Its backward adds up in the order in which blocks finish, unless told otherwise; torch's own asks torch.
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
 
     return flash

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -101,11 +103,13 @@ class Checkpointer:
         self.on_published = on_published
         self._in_flight: _InFlight | None = None
 
-    def save(self, state: dict[str, Any], step: int, progress: dict[str, Any], best: bool = False) -> str:
+    def save(
+        self, state: dict[str, Any], step: int, progress: dict[str, Any], eval_loss: float | None = None
+    ) -> str:
         """Starts (or, where not asynchronous, makes) a checkpoint. Every rank calls it at the same step.
 
-        progress: JSON-able state of the loop (step, data cursor, ...). Waits first for the previous one, whose failure
-        is raised here. Returns the checkpoint's name.
+        progress: JSON-able state of the loop (step, data cursor, ...). eval_loss: the held-out loss of these weights,
+        where it is known. Waits first for the previous one, whose failure is raised here. Returns the checkpoint's name.
         """
         started = time.monotonic()
         self.wait()
@@ -128,7 +132,7 @@ class Checkpointer:
         def publish() -> None:
             try:
                 cast("Any", future).result()
-                self._publish(name, local, step, progress, best, started, blocked)
+                self._publish(name, local, step, progress, eval_loss, started, blocked)
             except BaseException as error:  # CheckpointException is one
                 errors.append(error)
 
@@ -160,7 +164,7 @@ class Checkpointer:
         local: Path,
         step: int,
         progress: dict[str, Any],
-        best: bool,
+        eval_loss: float | None,
         started: float,
         blocked: float,
     ) -> None:
@@ -176,11 +180,15 @@ class Checkpointer:
         if self.world.rank == 0:
             files = self._await_ranks(folder)
             seconds = time.monotonic() - started
-            marker = {"step": step, "attempt": self.attempt, "world_size": self.world.size, "files": files}
+            marker = {
+                "step": step,
+                "attempt": self.attempt,
+                "world_size": self.world.size,
+                "eval_loss": eval_loss if eval_loss is not None and math.isfinite(eval_loss) else None,
+                "files": files,
+            }
             self.storage.write_text(f"{folder}/{MARKER}", json.dumps(marker))
             self.storage.write_text(LATEST, name)
-            if best:
-                self.storage.write_text(BEST, name)
             prune(self.storage, self.keep, self.attempt)
             self.on_published(Published(name, step, sum(files.values()), seconds, blocked))
         if self.storage.local_path is None:
@@ -206,22 +214,52 @@ class Checkpointer:
             time.sleep(0.05 if self.storage.local_path is not None else 0.5)
 
 
+@dataclass(frozen=True, order=True)
+class Checkpoint:
+    """A complete checkpoint, in the order in which they were written."""
+
+    step: int
+    attempt: str
+    name: str
+    eval_loss: float | None = field(compare=False)
+    """Held-out loss of its weights; None where it was written at a step without an evaluation."""
+
+
 def complete_checkpoints(storage: Storage, warn: Callable[[str], None] = log.warning) -> list[str]:
     """Names of the checkpoints that can be resumed from, oldest first. What cannot is named in a warning."""
+    return [checkpoint.name for checkpoint in _complete(storage, warn)]
+
+
+def best_checkpoint(storage: Storage) -> Checkpoint | None:
+    """The complete checkpoint with the lowest held-out loss (the first of equal ones); None where none was evaluated.
+
+    Read off the markers, so that it is right after a resume, a rollback or a damaged checkpoint too.
+    """
+    return _best(_complete(storage, lambda _: None))
+
+
+def _best(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    evaluated = [(one.eval_loss, one) for one in checkpoints if one.eval_loss is not None]
+    return min(evaluated)[1] if evaluated else None
+
+
+def _complete(storage: Storage, warn: Callable[[str], None]) -> list[Checkpoint]:
     by_name: dict[str, list[str]] = {}
     for file in storage.list(FOLDER):
         parts = file.split("/")
         if len(parts) == 3 and _NAME.fullmatch(parts[1]):
             by_name.setdefault(parts[1], []).append(parts[2])
-    good: list[tuple[int, str, str]] = []
+    good: list[Checkpoint] = []
     for name, files in by_name.items():
         problem = _problem(storage, name, files)
         if problem is None:
             written = json.loads(storage.read_text(f"{FOLDER}/{name}/{MARKER}"))
-            good.append((int(written["step"]), str(written["attempt"]), name))
+            good.append(
+                Checkpoint(int(written["step"]), str(written["attempt"]), name, written.get("eval_loss"))
+            )
         else:
             warn(f"checkpoint {storage.uri}/{FOLDER}/{name} is skipped: {problem}")
-    return [name for *_, name in sorted(good)]
+    return sorted(good)
 
 
 def _problem(storage: Storage, name: str, files: list[str]) -> str | None:
@@ -258,15 +296,24 @@ def restore(
         if world.device.type == "cuda":
             torch.cuda.set_rng_state(state["rng"][f"cuda.{world.rank}"].cpu())
     progress = json.loads((folder / STATE).read_text())
-    dist.barrier(group=world.control)
-    if storage.local_path is None and world.local_rank == 0:
-        shutil.rmtree(folder)
+    _drop_copy(storage, folder, world)
     return cast("dict[str, Any]", progress)
 
 
 def saved_progress(storage: Storage, name: str) -> dict[str, Any]:
     """What the loop saved beside the tensors of a checkpoint."""
     return cast("dict[str, Any]", json.loads(storage.read_text(f"{FOLDER}/{name}/{STATE}")))
+
+
+def restore_weights(
+    storage: Storage, name: str, weights: dict[str, Tensor], world: World, work_dir: Path
+) -> None:
+    """Loads the weights of a checkpoint, and nothing else, into `weights` (see training_state). Every rank calls it."""
+    marker = json.loads(storage.read_text(f"{FOLDER}/{name}/{MARKER}"))
+    folder = _local_copy(storage, name, marker["files"], world, work_dir)
+    reader = FileSystemReader(folder)
+    dcp.load({"model": weights}, storage_reader=reader, process_group=world.checkpoint)
+    _drop_copy(storage, folder, world)
 
 
 def _local_copy(storage: Storage, name: str, files: dict[str, int], world: World, work_dir: Path) -> Path:
@@ -281,12 +328,25 @@ def _local_copy(storage: Storage, name: str, files: dict[str, int], world: World
     return folder
 
 
+def _drop_copy(storage: Storage, folder: Path, world: World) -> None:
+    dist.barrier(group=world.control)
+    if storage.local_path is None and world.local_rank == 0:
+        shutil.rmtree(folder)
+
+
 def prune(storage: Storage, keep: int, attempt: str) -> None:
-    """Removes complete checkpoints beyond the newest `keep` (and the best), and what earlier attempts left half-written."""
+    """Removes complete checkpoints beyond the newest `keep` and the best, and what earlier attempts left half-written.
+
+    The best is named in `checkpoints/best` before anything goes.
+    """
     names = sorted({file.split("/")[1] for file in storage.list(FOLDER) if file.count("/") == 2})
-    complete = complete_checkpoints(storage, warn=lambda _: None)
-    best = storage.read_text(BEST) if storage.exists(BEST) else None
-    kept = set(complete[-keep:]) | ({best} if best else set())
+    checkpoints = _complete(storage, lambda _: None)
+    complete = [checkpoint.name for checkpoint in checkpoints]
+    kept = set(complete[-keep:])
+    best = _best(checkpoints)
+    if best is not None:
+        storage.write_text(BEST, best.name)
+        kept.add(best.name)
     for name in names:
         stale = name in complete and name not in kept
         abandoned = name not in complete and not name.endswith(f".{attempt}")

@@ -253,9 +253,12 @@ def describe(event: Mapping[str, Any]) -> str | None:
             on = f" on {nodes} nodes" if isinstance(nodes, int) and nodes > 1 else ""
             return f"training {where}: {event.get('world_size')} ranks{on}, {event.get('steps')} steps"
         case "evaluation":
-            line = f"step {event.get('step')}: held-out loss {text.loss(event.get('eval_loss'))}"
+            loss = event.get("eval_loss")
+            line = f"step {event.get('step')}: held-out loss {text.loss(loss)}"
             in_order = event.get("eval_reward_accuracy")
-            return line if in_order is None else f"{line}, {text.percent(in_order)} of its pairs in order"
+            if in_order is not None:
+                return f"{line}, {text.percent(in_order)} of its pairs in order"
+            return f"{line}, perplexity {text.compact(text.perplexity(loss))}"
         case "checkpoint":
             size, seconds = text.size(event.get("bytes")), text.duration(event.get("seconds"))
             return f"checkpoint {event.get('name')}: {size} in {seconds}"
@@ -270,10 +273,12 @@ def describe(event: Mapping[str, Any]) -> str | None:
         case "non_finite":
             return f"not finite: {event.get('what')}"
         case "hang":
-            where = f"rank {event.get('rank')} on {event.get('host')}"
-            return f"{where} makes no progress in step {event.get('step')} ({event.get('phase')})"
+            return f"hang: {event.get('message')}"
         case "failure":
             return f"rank {event.get('rank')} on {event.get('host')} failed: {event.get('error')}"
+        case "excluded":
+            why = "; ".join(dict.fromkeys(event.get("reasons") or ()))
+            return f"{event.get('host')} is left out from now on (Ray node {event.get('node_id')}): {why}"
         case "samples" | "end":
             return None
         case kind:
@@ -311,6 +316,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("loss", _from_to(number("first_loss"), number("last_loss"))),
         ("held-out loss", _from_to(number("first_eval_loss"), number("eval_loss"))),
         ("pairs in order", _pairs_in_order(summary.get("measures") or {})),
+        ("perplexity", text.compact(number("eval_perplexity"))),
         ("speed", _speed(summary)),
         ("steps", _pair(text.count(number("steps")), f"{text.compact(number('tokens'))} tokens")),
         ("wall time", text.duration(number("wall_seconds"))),
@@ -320,6 +326,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("transport", _transport(summary)),
         ("price", text.usd(number("cost_usd")) if number("cost_usd") is not None else None),
         ("checkpoint", str(summary["checkpoint"]) if summary.get("checkpoint") else None),
+        ("exported", _exported(summary)),
+        ("left out", _excluded(summary)),
         ("error", _error(summary)),
     ]
     return [(name, value) for name, value in rows if value is not None and not value.startswith(text.NONE)]
@@ -340,6 +348,22 @@ def _from_to(first: float | None, last: float | None) -> str | None:
         return text.loss(last)
     difference = text.change(first, last)
     return f"{text.loss(first)} → {text.loss(last)}" + (f"  ({difference})" if difference else "")
+
+
+def _exported(summary: Mapping[str, Any]) -> str | None:
+    """Which weights left the job, where they are not simply the last ones."""
+    exported = summary.get("exported")
+    if not isinstance(exported, Mapping):
+        return None
+    known = cast("Mapping[str, Any]", exported)
+    if known.get("checkpoint") in (None, summary.get("checkpoint")):
+        return None
+    return f"{known['checkpoint']}, the best one: held-out loss {text.loss(known.get('eval_loss'))}"
+
+
+def _excluded(summary: Mapping[str, Any]) -> str | None:
+    nodes = cast("list[dict[str, Any]]", summary.get("excluded_nodes") or [])
+    return "; ".join(f"{one['host']}: {' / '.join(dict.fromkeys(one['reasons']))}" for one in nodes) or None
 
 
 def _speed(summary: Mapping[str, Any]) -> str | None:
@@ -391,6 +415,8 @@ def _error(summary: Mapping[str, Any]) -> str | None:
     if not isinstance(error, Mapping):
         return str(error) if error else None
     known = cast("Mapping[str, Any]", error)
+    if known.get("kind") == "hang":  # its message says where
+        return str(known.get("message"))
     where = f"rank {known['rank']}" if known.get("rank") is not None else ""
     if known.get("host"):
         where = f"{where} ({known['host']})".strip()

@@ -248,6 +248,9 @@ class CheckpointSpec(Section):
         default=2, gt=0, description="complete checkpoints that are kept; the best one is kept besides"
     )
     asynchronous: bool = Field(default=True, alias="async", description="write while training goes on")
+    export: Literal["last", "best"] = Field(
+        default="last", description="the weights that are exported; best: of the lowest held-out loss"
+    )
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
 
@@ -270,6 +273,11 @@ class ResilienceSpec(Section):
 
     max_failures: int = Field(
         default=3, ge=0, description="restarts of the worker group before the job fails"
+    )
+    exclude_node_after: int | None = Field(
+        default=2,
+        gt=0,
+        description="failures that one node is to blame for before the job goes on without it; null: never",
     )
     step_timeout_seconds: float = Field(
         default=600.0, gt=0, description="a rank that makes no step for so long is reported as hung"
@@ -388,7 +396,9 @@ class JobSpec(Section):
     steps: int | None = Field(default=None, gt=0)
     epochs: int | None = Field(default=None, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**32)
-    deterministic: bool = Field(default=False, description="deterministic kernels on CUDA; slower")
+    deterministic: bool = Field(
+        default=False, description="the same bits again on the same GPUs and number of ranks; slower"
+    )
     checkpoint: CheckpointSpec = CheckpointSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     resilience: ResilienceSpec = ResilienceSpec()
@@ -425,6 +435,7 @@ class JobSpec(Section):
                 f"data.max_length {self.data.max_length} exceeds model.architecture.max_position_embeddings "
                 f"{architecture.max_position_embeddings}"
             )
+        self._best_is_known()
         warmup = self.schedule.warmup_steps
         if warmup is not None and self.steps is not None and warmup >= self.steps:
             raise ValueError(f"schedule.warmup_steps {warmup} must be less than steps {self.steps}")
@@ -448,6 +459,21 @@ class JobSpec(Section):
     def training_data(self) -> DataSpec:
         """The data section as the objective reads it."""
         return self.data.for_pairs() if self.objective.kind == "dpo" else self.data
+
+    def _best_is_known(self) -> None:
+        if self.checkpoint.export != "best":
+            return
+        if self.data.validation is None:
+            raise ValueError(
+                "checkpoint.export best needs held-out documents to tell which checkpoint is best: set data.validation "
+                "(fraction, count or source), or checkpoint.export: last"
+            )
+        if self.checkpoint.every % self.evaluation.every:
+            raise ValueError(
+                f"checkpoint.export best: a checkpoint every {self.checkpoint.every} steps and an evaluation every "
+                f"{self.evaluation.every} leave checkpoints without a held-out loss: make checkpoint.every a multiple of "
+                "evaluation.every"
+            )
 
     def dump_yaml(self) -> str:
         """The resolved job, as it stands in the run folder's job.yaml."""

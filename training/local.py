@@ -39,7 +39,7 @@ def run_local(job: JobSpec, on_event: Callable[[dict[str, Any]], None]) -> dict[
     with _ray(job) as ray_module, _stop_on_interrupt(run_uri, on_event), _events(job, on_event):
         from training.ray_entry import run
 
-        return run(job, run_uri, num_workers=_num_workers(job, ray_module))
+        return run(job, run_uri, num_workers=_num_workers(job, ray_module), on_event=on_event)
 
 
 def report_path(summary: dict[str, Any]) -> str:

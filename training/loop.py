@@ -30,8 +30,12 @@ from training.attention import layout_of
 from training.data.batch import Batch
 from training.data.pipeline import DataBundle
 from training.data.pipeline import build as build_data
+from training.determinism import use_deterministic_kernels
 from training.errors import FinetuneError, JobStopped, UsageError
 from training.export import export, export_adapter
+from training.flight import Recorder
+from training.hangs import FOLDER as HANGS
+from training.hangs import Report, diagnose, hosts_of, read_reports
 from training.job import JobSpec
 from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
 from training.model import (
@@ -71,6 +75,8 @@ log = logging.getLogger(__name__)
 STOP_FILE = "control/stop"
 RESULT_SUFFIX = ".result.json"
 STOP_POLL_SECONDS = 1.0
+# How much longer than its own watchdog a hung rank waits for the reports of the others.
+HANG_REPORTS_SECONDS = 5.0
 PREEMPTION_POLL_SECONDS = 5.0
 
 
@@ -98,6 +104,8 @@ class TrainResult:
     last_loss: float | None
     eval_loss: float | None
     first_eval_loss: float | None
+    exported: dict[str, Any]
+    """The checkpoint whose weights were exported, and their held-out loss."""
     tokens_per_second: float
     tokens_per_second_per_gpu: float
     mfu: float | None
@@ -201,7 +209,6 @@ class _Progress:
     supervised_tokens: int = 0
     first_loss: float | None = None
     first_eval_loss: float | None = None
-    best_eval_loss: float | None = None
     reference: str | None = None
     """Fingerprint of the model that a preference objective compares with."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -229,7 +236,7 @@ def train(
     world = world or join_world()
     torch.manual_seed(job.seed + world.rank)  # dropout of adapters; weights have generators of their own
     if job.deterministic:
-        torch.use_deterministic_algorithms(True)
+        use_deterministic_kernels(world.device)
     attempt = attempt or new_attempt(storage, world)
     trainer = _Trainer(job, storage, work_dir, hooks, world, attempt, hardware or hardware_of(world))
     try:
@@ -272,6 +279,7 @@ class _Trainer:
         self._last_stop_poll = 0.0
         self._last_preemption_poll = time.monotonic()
         self.watchdog = Watchdog(job.resilience.step_timeout_seconds, self._report_hang)
+        self.recorder = Recorder(storage, work_dir, attempt, world.rank)
         self.log: MetricsLog | None = None
         self.tracking: Tracking | None = None
         self.checkpoint_seconds = 0.0
@@ -605,7 +613,7 @@ class _Trainer:
         """Held-out loss (per supervised token or per pair), over all ranks; None where nothing is held out."""
         if self.data.validation is None:
             return None
-        self.watchdog.mark(step, "evaluation")
+        self.watchdog.mark(step - 1, "evaluation")
         self.model.eval()
         totals = torch.zeros(2 + len(self.objective.MEASURES), dtype=torch.float64)
         for batch in itertools.islice(self.data.validation, self.job.evaluation.max_batches):
@@ -643,18 +651,13 @@ class _Trainer:
         return loss
 
     def _save_if_due(self, last: bool, agreed: _Agreement, eval_loss: float | None) -> None:
-        best = eval_loss is not None and (
-            self.progress.best_eval_loss is None or eval_loss < self.progress.best_eval_loss
-        )
-        if best:
-            self.progress.best_eval_loss = eval_loss
         due = last or self.progress.step % self.job.checkpoint.every == 0
         if not (due or agreed.stop or agreed.preempted):
             return
-        self.watchdog.mark(self.progress.step, "checkpoint")
+        self.watchdog.mark(self.progress.step - 1, "checkpoint")
         started = time.monotonic()
         state = ckpt.training_state(self.model, self.optimizer, self.world)
-        self.checkpointer.save(state, self.progress.step, dict(self.progress.__dict__), best)
+        self.checkpointer.save(state, self.progress.step, dict(self.progress.__dict__), eval_loss)
         self.checkpoint_seconds += time.monotonic() - started
 
     # Reporting
@@ -768,15 +771,25 @@ class _Trainer:
         self.hooks.event({"event": "warning", "text": text})
 
     def _report_hang(self, step: int, phase: str, stack: str) -> None:
-        report = {
-            "rank": self.world.rank,
-            "host": socket.gethostname(),
-            "step": step,
-            "phase": phase,
-            "stack": stack,
-        }
-        self.storage.write_text(f"hangs/{self.attempt}/rank-{self.world.rank}.json", json.dumps(report))
-        self.hooks.event({"event": "hang", **report})
+        """Leaves this rank's report and waits for those of its peers: the end of the first process ends them all."""
+        report = Report(
+            rank=self.world.rank,
+            host=socket.gethostname(),
+            step=step,
+            phase=phase,
+            stack=stack,
+            timeout_seconds=self.watchdog.timeout_seconds,
+        )
+        folder = f"{HANGS}/{self.attempt}"
+        self.storage.write_text(f"{folder}/rank-{self.world.rank}.json", json.dumps(report.__dict__))
+        self.recorder.dump()
+        deadline = time.monotonic() + HANG_REPORTS_SECONDS + 2 * self.watchdog.poll_seconds
+        while len(self.storage.list(folder)) < self.world.size and time.monotonic() < deadline:
+            time.sleep(0.2)
+        reports = read_reports(self.storage, self.attempt)
+        diagnosis = diagnose(reports, hosts_of(self.storage, self.attempt))
+        if diagnosis is not None and self.world.rank == reports[0].rank:  # one of them tells
+            self.hooks.event({"event": "hang", **diagnosis.__dict__})
 
     # Control
 
@@ -819,6 +832,7 @@ class _Trainer:
 
     def _finish(self, resumed_from: str | None) -> TrainResult:
         self.watchdog.stop()
+        exported = self._take_weights_to_export()
         dtype = torch.bfloat16 if self.world.device.type == "cuda" else torch.float32
         target = (self.source.tokenizer, self.storage, self.world, self.work_dir)
         if self.job.adapter is not None:
@@ -842,6 +856,7 @@ class _Trainer:
             last_loss=self.last_loss,
             eval_loss=self.last_eval_loss,
             first_eval_loss=self.progress.first_eval_loss,
+            exported=exported,
             tokens_per_second=throughput.tokens_per_second,
             tokens_per_second_per_gpu=throughput.tokens_per_second / self.world.size,
             mfu=mfu,
@@ -865,6 +880,20 @@ class _Trainer:
             self.storage.write_text(f"attempts/{self.attempt}{RESULT_SUFFIX}", json.dumps(result.__dict__))
         self.succeeded = True
         return result
+
+    def _take_weights_to_export(self) -> dict[str, Any]:
+        """The last weights stay where they are; the best ones are loaded from their checkpoint."""
+        best: list[Any] = [None]
+        if self.job.checkpoint.export == "best" and self.world.rank == 0:
+            best = [ckpt.best_checkpoint(self.storage)]
+        dist.broadcast_object_list(best, src=0, group=self.world.control)
+        (chosen,) = best
+        if chosen is None:
+            return {"checkpoint": self.published, "eval_loss": self.last_eval_loss}
+        if chosen.name != self.published:
+            weights = ckpt.training_state(self.model, self.optimizer, self.world)["model"]
+            ckpt.restore_weights(self.storage, chosen.name, weights, self.world, self.work_dir)
+        return {"checkpoint": chosen.name, "eval_loss": chosen.eval_loss}
 
     def _expected_bytes(self) -> dict[str, int]:
         hosts: list[Any] = [None] * self.world.size

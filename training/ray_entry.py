@@ -14,21 +14,24 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from training.errors import ExitStatus, FinetuneError, JobStopped, UsageError
+from training.errors import FinetuneError, JobStopped, UsageError
+from training.failures import FOLDER as FAILURES
+from training.failures import cause_among, last_failures, record_failure
 from training.job import JobSpec, job_from_yaml
 from training.storage import Storage, open_storage
 
 EVENT_PREFIX = "@finetune "
-FAILURES = "failures"
 # While a lost node is being replaced, the worker group cannot start: Ray's 60 s would end such a start (2026-12).
 GROUP_START_TIMEOUT_SECONDS = "600"
+
+# A node that does not answer by then is passed over.
+COLLECT_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ def emit(event: dict[str, Any]) -> None:
 def worker(config: dict[str, Any]) -> None:
     """The function each rank runs. Trains, and leaves its evidence and its failure behind."""
     from training.evidence import Evidence
+    from training.flight import Recorder
     from training.loop import Hooks, new_attempt, train
     from training.parallel import hardware_of, join_world
     from training.tracking.prometheus import PrometheusGauges
@@ -84,6 +88,8 @@ def worker(config: dict[str, Any]) -> None:
             )
     except Exception as error:
         _record_failure(storage, launch, attempt, world.rank, error)
+        if not isinstance(error, FinetuneError):
+            Recorder(storage, work_dir, attempt, world.rank).dump()
         if isinstance(error, UsageError):
             return  # every rank finds the same mistake; a restart would find it again
         raise
@@ -110,27 +116,9 @@ def _preempted() -> bool:
 
 
 def _record_failure(storage: Storage, launch: Launch, attempt: str, rank: int, error: Exception) -> None:
-    import socket
-
-    failure = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "time": time.time(),
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": traceback.format_exc(),
-        "attempt": attempt,
-        "launch": launch.launch_id,
-    }
-    storage.write_text(f"{FAILURES}/{attempt}/rank-{rank}.json", json.dumps(failure))
-    emit(
-        {
-            "event": "failure",
-            "rank": rank,
-            "host": failure["host"],
-            "error": f"{failure['type']}: {failure['message']}",
-        }
-    )
+    failure = record_failure(storage, launch.launch_id, attempt, rank, error)
+    text = f"{failure['type']}: {failure['message']}"
+    emit({"event": "failure", "rank": rank, "host": failure["host"], "error": text})
     if isinstance(error, UsageError) and rank == 0:
         storage.write_text(
             _final_failure(launch), json.dumps({"status": int(error.status), "message": str(error)})
@@ -156,13 +144,19 @@ def events_path(name: str) -> Path:
 
 
 def run(
-    job: JobSpec, run_uri: str, *, num_workers: int, target: dict[str, Any] | None = None
+    job: JobSpec,
+    run_uri: str,
+    *,
+    num_workers: int,
+    target: dict[str, Any] | None = None,
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Trains a job on the Ray cluster this process is connected to, and returns the summary (also in summary.json).
 
-    target: the stack's outputs as a dictionary, where there is a stack. Never raises for a job that fails: the summary
-    says so, with `exit_status`.
+    target: the stack's outputs as a dictionary, where there is a stack. on_event: gets the driver's own events (a node
+    that is left out). Never raises for a job that fails: the summary says so, with `exit_status`.
     """
+    from training.outcome import end_of_launch
     from training.summary import attempt_names, conclude
 
     storage = open_storage(run_uri)
@@ -175,8 +169,8 @@ def run(
     storage.write_text("job.yaml", job.dump_yaml())
     earlier = attempt_names(storage)
     started = time.time()
-    error = _fit(job, launch, num_workers)
-    outcome = _outcome(storage, launch, error)
+    error = _fit(job, launch, num_workers, on_event)
+    outcome = end_of_launch(storage, launch.launch_id, earlier, error, _final_failure(launch))
     return conclude(job, storage, outcome, earlier=earlier, started=started, target=target)
 
 
@@ -187,6 +181,7 @@ RUN_FOLDERS = (
     "control",
     "export",
     FAILURES,
+    "flight",
     "hangs",
     "nccl",
     "tensorboard",
@@ -203,16 +198,53 @@ def clear(storage: Storage) -> None:
         storage.delete(name)
 
 
-def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
+def _fit(
+    job: JobSpec, launch: Launch, num_workers: int, on_event: Callable[[dict[str, Any]], None]
+) -> Exception | None:
+    """Runs the job to its end, with a new trainer each time that a node has to be left out from then on."""
     import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from training.nodes import TooFewNodes, read_record, usable_nodes, workers_left
 
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", GROUP_START_TIMEOUT_SECONDS)
     # Relative paths of a job file are those of the folder it was started from, not of one that Ray makes for each run.
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-    use_gpu = ray.cluster_resources().get("GPU", 0) > 0 and not _cpu_asked(job)
+    resource = "GPU" if ray.cluster_resources().get("GPU", 0) > 0 and not _cpu_asked(job) else "CPU"
+    storage = open_storage(launch.run_uri)
+    num_excluded = 0
+    while True:
+        error = _fit_once(job, launch, num_workers, resource)
+        record = read_record(storage, launch.launch_id)
+        if error is None or len(record.excluded) == num_excluded:
+            break
+        for node in record.told()[num_excluded:]:
+            on_event({"event": "excluded", **node})
+        num_excluded = len(record.excluded)
+        cause = cause_among(last_failures(storage, launch.launch_id))
+        last = f"{cause['type']}: {cause['message']}" if cause is not None else None
+        try:
+            num_workers = workers_left(
+                record, usable_nodes(resource), num_workers, job.parallel.min_workers, last
+            )
+        except TooFewNodes as too_few:
+            error = too_few
+            break
+    if error is not None:
+        _collect_dumps(job, launch)
+    return error
+
+
+def _fit_once(job: JobSpec, launch: Launch, num_workers: int, resource: str) -> Exception | None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from training.nodes import NodeWatch, read_record, selector
+
+    record = read_record(open_storage(launch.run_uri), launch.launch_id)
+    use_gpu = resource == "GPU"
     elastic = job.parallel.min_workers
+    limit = job.resilience.exclude_node_after
+    watch = [] if limit is None else [NodeWatch(launch.run_uri, launch.launch_id, limit, resource)]
     trainer = TorchTrainer(
         worker,
         train_loop_config={"job": job.dump_yaml(), "launch": launch.__dict__},
@@ -221,14 +253,16 @@ def _fit(job: JobSpec, launch: Launch, num_workers: int) -> Exception | None:
             use_gpu=use_gpu,
             resources_per_worker=None if use_gpu else {"CPU": 1},
             placement_strategy="PACK" if use_gpu else "SPREAD",
+            label_selector=selector(record.excluded),
         ),
         # Gloo beside NCCL: checkpoints and host-side agreements go over the CPU.
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo"),
         run_config=RunConfig(
             # A name of its own, or Ray would go on with an earlier run: resuming is the loop's, by its own checkpoints.
-            name=f"{job.name}-{launch.launch_id}",
+            name=f"{job.name}-{launch.launch_id}-{len(record.excluded)}",
             storage_path=str(scratch_folder(job.name) / "ray"),
-            failure_config=FailureConfig(max_failures=job.resilience.max_failures),
+            failure_config=FailureConfig(max_failures=job.resilience.max_failures - record.failures),
+            callbacks=cast("Any", watch),
         ),
     )
     failed: list[Exception] = []
@@ -250,36 +284,27 @@ def _cpu_asked(job: JobSpec) -> bool:
     return job.runtime_env.env.get("CUDA_VISIBLE_DEVICES") == ""
 
 
-def _outcome(storage: Storage, launch: Launch, error: Exception | None) -> dict[str, Any]:
-    """Status and message of a launch: a final failure or stop, else the earliest failure of the last attempt."""
-    if storage.exists(_final_failure(launch)):
-        final = json.loads(storage.read_text(_final_failure(launch)))
-        status = ExitStatus(final["status"])
-        return {
-            "status": "stopped" if status == ExitStatus.JOB_STOPPED else "failed",
-            "exit_status": int(status),
-            "error": {"message": final["message"]},
-        }
-    if error is None:
-        return {"status": "succeeded", "exit_status": int(ExitStatus.SUCCEEDED), "error": None}
-    return {
-        "status": "failed",
-        "exit_status": int(ExitStatus.JOB_FAILED),
-        "error": first_failure(storage, launch.launch_id) or {"message": str(error)},
-    }
+def _collect_dumps(job: JobSpec, launch: Launch) -> None:
+    """Fetches what processes that are gone have dumped on their nodes. A node that is gone too is passed over."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    collect = ray.remote(num_cpus=0, max_retries=0)(collect_dumps)
+    tasks = [
+        collect.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(launch.run_uri, job.name)
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    ray.wait(tasks, num_returns=len(tasks), timeout=COLLECT_SECONDS)
 
 
-def first_failure(storage: Storage, launch_id: str) -> dict[str, Any] | None:
-    """The failure that came first in the last failed attempt: the others are mostly peers that lost touch."""
-    failures = [json.loads(storage.read_text(name)) for name in storage.list(FAILURES)]
-    failures = [failure for failure in failures if failure["launch"] == launch_id]
-    if not failures:
-        return None
-    last_attempt = max(failure["attempt"] for failure in failures)
-    return min(
-        (f for f in failures if f["attempt"] == last_attempt),
-        key=lambda failure: cast("float", failure["time"]),
-    )
+def collect_dumps(run_uri: str, job_name: str) -> None:
+    """Runs on each node."""
+    from training.flight import upload_left_behind
+
+    upload_left_behind(open_storage(run_uri), scratch_folder(job_name))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -297,7 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         job = job_from_yaml(options.job.read_text(), str(options.job))
         target = json.loads(options.target.read_text()) if options.target else None
-        summary = run(job, options.run, num_workers=options.num_workers, target=target)
+        summary = run(job, options.run, num_workers=options.num_workers, target=target, on_event=emit)
     except FinetuneError as error:
         emit({"event": "end", "status": "failed", "exit_status": int(error.status), "error": str(error)})
         return int(error.status)

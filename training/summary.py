@@ -12,6 +12,7 @@ from training.errors import ExitStatus, UsageError
 from training.evidence import FOLDER as EVIDENCE_FOLDER
 from training.evidence import merge_counters
 from training.job import JobSpec
+from training.report.text import perplexity
 from training.storage import Storage
 from training.tracking.trackers import tracked_runs
 from training.transport.verdict import Require, TransportReport, exit_status, judge
@@ -54,6 +55,9 @@ def conclude(
         "first_eval_loss": result.get("first_eval_loss"),
         "eval_loss": result.get("eval_loss"),
         "measures": result.get("measures"),
+        "eval_perplexity": _perplexity(job, result.get("eval_loss")),
+        "exported": result.get("exported"),
+        "best_checkpoint": _best_checkpoint(storage),
         "tokens_per_second": result.get("tokens_per_second"),
         "tokens_per_second_per_gpu": result.get("tokens_per_second_per_gpu"),
         "mfu": result.get("mfu"),
@@ -78,6 +82,7 @@ def conclude(
         "tracking": {name: run.__dict__ for name, run in tracked_runs(storage).items()},
         "data": result.get("data"),
         "error": outcome["error"],
+        "excluded_nodes": outcome.get("excluded_nodes", []),
         "versions": result.get("versions", {}) | _ray_version(),
     }
     storage.write_text(NAME, json.dumps(summary, indent=1))
@@ -158,6 +163,18 @@ def _latest_checkpoint(storage: Storage) -> str | None:
     from training.checkpoint import LATEST
 
     return storage.read_text(LATEST) if storage.exists(LATEST) else None
+
+
+def _perplexity(job: JobSpec, eval_loss: float | None) -> float | None:
+    """A preference objective's loss is per pair: no perplexity follows from it."""
+    return None if job.objective.kind == "dpo" else perplexity(eval_loss)
+
+
+def _best_checkpoint(storage: Storage) -> dict[str, Any] | None:
+    from training.checkpoint import best_checkpoint
+
+    best = best_checkpoint(storage)
+    return None if best is None else {"name": best.name, "step": best.step, "eval_loss": best.eval_loss}
 
 
 def _cost(target: dict[str, Any] | None, seconds: float) -> float | None:

@@ -39,6 +39,7 @@ class Watchdog:
         self._phase = "setup"
         self._since = time.monotonic()
         self._paused = 0
+        self.poll_seconds = min(timeout_seconds / 10, 5.0)
         self._stop = threading.Event()
         self._thread = threading.Thread(name="watchdog", target=self._watch, daemon=True)
 
@@ -62,7 +63,7 @@ class Watchdog:
             self._since = time.monotonic()
 
     def _watch(self) -> None:
-        while not self._stop.wait(min(self.timeout_seconds / 10, 5.0)):
+        while not self._stop.wait(self.poll_seconds):
             if not self._paused and time.monotonic() - self._since > self.timeout_seconds:
                 self._on_hang(self._step, self._phase, self._stack())
                 self._exit(HUNG_EXIT_CODE)

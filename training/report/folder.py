@@ -10,12 +10,14 @@ from typing import Any, cast
 
 import yaml
 
+from training.hangs import diagnose, hosts_of, read_reports
 from training.redact import Redactor
 from training.report.metrics_table import MetricsTable, read_metrics
 from training.report.values import number, shown
 from training.storage import Storage
 
 _ATTEMPT = re.compile(r"attempts/[^/]+(?<!\.result)\.json")
+_HANG = re.compile(r"hangs/(?P<attempt>[^/]+)/rank-\d+\.json")
 _FAILURE = re.compile(r"failures/[^/]+/rank-\d+\.json")
 _CHECKPOINT = re.compile(r"checkpoints/(?P<name>step-(?P<step>\d+)[^/]*)/")
 
@@ -54,6 +56,8 @@ class RunFiles:
     comparison: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]]
     failures: Sequence[Mapping[str, Any]]
+    hangs: Mapping[str, str]
+    """By attempt that made no progress, who was waited for."""
     checkpoints: Sequence[Checkpoint]
     problems: Sequence[str]
 
@@ -143,6 +147,7 @@ def read_run(storage: Storage) -> RunFiles:
         "prediction": reader.mapping("prediction.json"),
         "comparison": reader.mapping("comparison.json"),
         "attempts": attempts,
+        "hangs": _hangs(reader, names),
         "failures": [reader.mapping(name) for name in names if _FAILURE.fullmatch(name)],
     }
     checkpoints = _checkpoints(reader, names)
@@ -158,6 +163,20 @@ def read_run(storage: Storage) -> RunFiles:
         metrics=metrics,
         checkpoints=checkpoints,
     )
+
+
+def _hangs(reader: _Reader, names: Sequence[str]) -> dict[str, str]:
+    attempts = sorted({match["attempt"] for name in names if (match := _HANG.fullmatch(name))})
+    found: dict[str, str] = {}
+    for attempt in attempts:
+        try:
+            diagnosis = diagnose(read_reports(reader.storage, attempt), hosts_of(reader.storage, attempt))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reader.problems.append(f"hangs/{attempt}/ cannot be understood ({error}); it is left out.")
+            continue
+        if diagnosis is not None:
+            found[attempt] = diagnosis.message
+    return found
 
 
 def _checkpoints(reader: _Reader, names: Sequence[str]) -> list[Checkpoint]:

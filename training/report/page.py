@@ -259,7 +259,10 @@ def _figures(run: RunFiles) -> Iterator[Figure]:
     if after is not None:
         evaluated_twice = before is not None and len(metrics.points("eval_loss")[1]) > 1
         value = f"{text.loss(before)} → {text.loss(after)}" if evaluated_twice else text.loss(after)
-        yield Figure("Held-out loss", value, (text.change(before, after) or "") if evaluated_twice else "")
+        told = [(text.change(before, after) or "") if evaluated_twice else ""]
+        perplexity = number(summary, "eval_perplexity")
+        told += [] if perplexity is None else [f"perplexity {text.compact(perplexity)}"]
+        yield Figure("Held-out loss", value, ", ".join(filter(None, told)))
     in_order = _pairs_in_order(metrics)
     if in_order is not None:
         where = "held-out pairs" if metrics.has("eval_reward_accuracy") else "training pairs of the last step"
@@ -327,6 +330,11 @@ def _banners(run: RunFiles, status: Status) -> Iterator[Banner]:
         yield Banner("bad", f"The job failed {where}".strip(), message)
     elif status.tone == "bad":
         yield Banner("bad", "The job failed", "The summary does not say why; the log of the job does.")
+    for node in mappings(run.summary, "excluded_nodes"):
+        reasons = list(dict.fromkeys(strings(node, "reasons")))
+        yield Banner(
+            "warn", f"{shown(node, 'host')} was left out after repeated failures", "; ".join(reasons)
+        )
     bad = run.metrics.steps_without_loss()
     if len(bad):
         word = "step has" if len(bad) == 1 else "steps have"
@@ -751,7 +759,11 @@ def _attempts(run: RunFiles) -> Table:
     for index, attempt in enumerate(run.attempts, start=1):
         name = shown(attempt, "attempt") or text.NONE
         last = index == len(run.attempts)
-        ended = _first_failure(run, name) or ((string(run.summary, "status") if last else None) or text.NONE)
+        ended = (
+            run.hangs.get(name)
+            or _first_failure(run, name)
+            or ((string(run.summary, "status") if last else None) or text.NONE)
+        )
         resumed_from = string(attempt, "resumed_from")
         rows.append(
             (
@@ -783,23 +795,29 @@ def _cut(message: str, length: int) -> str:
 
 def _checkpoints(run: RunFiles) -> Table:
     rows: list[Sequence[Cell]] = []
+    exported = string(run.summary, "exported", "checkpoint")
     for one in run.checkpoints:
         sizes = [as_number(size) or 0.0 for size in mapping(one.marker, "files").values()]
         rows.append(
             (
                 Cell(text.count(one.step)),
                 Cell(one.name, code=True),
-                Cell(", ".join(("complete", *one.roles)), "good")
+                Cell(
+                    ", ".join(("complete", *one.roles, *(("exported",) if one.name == exported else ()))),
+                    "good",
+                )
                 if one.marker
                 else Cell("incomplete", "warn"),
+                Cell(text.loss(number(one.marker, "eval_loss"))),
                 Cell(shown(one.marker, "world_size") or text.NONE),
                 Cell(text.size(sum(sizes)) if sizes else text.NONE),
             )
         )
     blocked = number(run.summary, "checkpoint_blocked_seconds")
     note = "" if blocked is None else f"Training waited {text.duration(blocked)} for checkpoints in all."
-    head = ("Step", "Folder", "State", "Ranks", "Size")
-    return Table("Checkpoints that were kept", head, rows, frozenset(("Step", "Ranks", "Size")), note)
+    head = ("Step", "Folder", "State", "Held-out loss", "Ranks", "Size")
+    right = frozenset(("Step", "Held-out loss", "Ranks", "Size"))
+    return Table("Checkpoints that were kept", head, rows, right, note)
 
 
 def _layout(run: RunFiles) -> Table:

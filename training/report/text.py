@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 
 NONE = "–"
 """What stands where there is no value."""
@@ -53,6 +54,13 @@ def loss(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
+
+
+def perplexity(mean_loss: float | None) -> float | None:
+    """exp of a mean loss per token in nats; None where there is no loss, or it is past what a float holds."""
+    if mean_loss is None or not math.isfinite(mean_loss) or mean_loss > math.log(sys.float_info.max):
+        return None
+    return math.exp(mean_loss)
 
 
 def change(before: float | None, after: float | None) -> str | None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from training.failures import is_consequence
+
 EVENT_MARK = "@finetune "
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -17,14 +19,6 @@ _SOURCE = re.compile(r"\((?P<actor>[^()]*?) ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^)\
 _RANK = re.compile(r"\(ip=(?P<ip>[^,\s]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
 _TRACEBACK = "Traceback (most recent call last):"
 MAX_TRACEBACK_LINES = 80
-
-# What ranks say when another rank went away: the consequence of a failure, not its cause.
-_CONSEQUENCE = re.compile(
-    r"Connection reset|Connection closed|Connection refused|Broken pipe|NCCL error|ncclRemoteError|ncclSystemError"
-    r"|DistBackendError|DistNetworkError|gloo|ProcessGroup|ActorDiedError|ActorUnavailableError|WorkerGroupError"
-    r"|ControllerError|TrainingFailedError|watchdog",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,7 @@ def _order_of_event(item: tuple[int, Mapping[str, Any]]) -> tuple[bool, float, i
 
 def _consequence(text: str) -> bool:
     last = text.strip().splitlines()[-1] if text.strip() else ""
-    return _CONSEQUENCE.search(last) is not None
+    return is_consequence(last)
 
 
 def _failure_of_event(event: Mapping[str, Any]) -> Failure:

@@ -109,6 +109,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "first_eval_loss": 2.413,
         "last_loss": 1.184,
         "eval_loss": 1.265,
+        "eval_perplexity": 3.543,
         "tokens_per_second": 27_380.0,
         "tokens_per_second_per_gpu": 3422.5,
         "mfu": 0.342,

@@ -102,6 +102,8 @@ def test_events_of_the_loop_become_lines() -> None:
             "nodes": 2,
             "steps": 9,
         },
+        {"event": "hang", "rank": 1, "message": "rank 1 on worker-1 made no progress for 600 s"},
+        {"event": "excluded", "host": "worker-1", "node_id": "ab12", "reasons": ["CUDA error", "CUDA error"]},
         {"event": "samples", "samples": []},
         {"event": "novelty", "what": "x"},
     ]
@@ -110,11 +112,13 @@ def test_events_of_the_loop_become_lines() -> None:
             progress.event(event)
     assert stream.getvalue().splitlines() == [
         "training starts: 2 ranks, 9 steps",
-        "step 0: held-out loss 3.000",
+        "step 0: held-out loss 3.000, perplexity 20.1",
         "step 1/9  loss 2.000  held-out 3.000  0:08 left",
         "checkpoint step-00000004.a: 2.00 MiB in 1.50 s",
         "rank 1 on worker-1 failed: RuntimeError: [boom]",
         "training resumes from checkpoint step-00000004.a: 16 ranks on 2 nodes, 9 steps",
+        "hang: rank 1 on worker-1 made no progress for 600 s",
+        "worker-1 is left out from now on (Ray node ab12): CUDA error",
         "novelty: what x",
     ]
 
@@ -139,6 +143,7 @@ def test_summary_table_has_what_matters() -> None:
         "qwen2.5-1.5b-sft succeeded",
         "loss           2.381 → 1.184  (−50 %)",
         "held-out loss  2.413 → 1.265  (−48 %)",
+        "perplexity     3.54",
         "speed          27.4k tokens/s, 3,422 per rank, 34.2 % of the peak FLOP/s",
         "ranks          8 on 2 nodes, NVIDIA L4",
         "price          $5.69",
@@ -154,6 +159,21 @@ def test_summary_table_of_a_failed_run_names_the_rank() -> None:
     assert "x failed" in table
     assert "error  rank 5 (worker-1): CUDA out of memory" in table
     assert "speed" not in table
+
+
+def test_summary_table_names_what_was_exported_and_left_out() -> None:
+    summary = {
+        "name": "x",
+        "status": "succeeded",
+        "checkpoint": "step-00000009.a",
+        "exported": {"checkpoint": "step-00000006.a", "eval_loss": 1.5},
+        "excluded_nodes": [{"node_id": "ab12", "host": "worker-1", "reasons": ["CUDA error", "CUDA error"]}],
+    }
+    table = shown(summary_table(summary))
+    assert "exported    step-00000006.a, the best one: held-out loss 1.500" in table
+    assert "left out    worker-1: CUDA error" in table
+    last = {**summary, "exported": {"checkpoint": "step-00000009.a", "eval_loss": 1.5}}
+    assert "exported" not in shown(summary_table(last))
 
 
 def test_cost_table_sums_and_names_what_bills_by_use() -> None:

@@ -26,7 +26,7 @@ def run_ranks(
         ["training.loop"]
     )  # so that the ranks start in moments, not each importing torch
     results = context.Queue()
-    port = _free_port()
+    port = free_port()
     processes = [
         context.Process(
             target=_entry,
@@ -82,7 +82,7 @@ def _entry(
         results.put((rank, None, traceback.format_exc()))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

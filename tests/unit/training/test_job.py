@@ -75,6 +75,24 @@ def _error(tmp_path: Path, text: str, *overrides: str) -> str:
             ["job.yaml:11: schedule.warmup_steps 100 must be less than steps 100"],
         ),
         (
+            ("steps: 100", "steps: 100\ncheckpoint:\n  export: best"),
+            ["checkpoint.export best needs held-out documents", "set data.validation"],
+        ),
+        (
+            (
+                "  max_length: 128",
+                (
+                    "  max_length: 128\n  validation: {count: 9}\ncheckpoint: {export: best, every: 50}\n"
+                    "evaluation: {every: 20}"
+                ),
+            ),
+            ["a checkpoint every 50 steps", "every 20 leave", "a multiple of evaluation.every"],
+        ),
+        (
+            ("steps: 100", "steps: 100\nresilience:\n  exclude_node_after: 0"),
+            ["resilience.exclude_node_after: found 0", "greater than 0"],
+        ),
+        (
             ("steps: 100", "steps: 100\nparallel:\n  activation_checkpointing: sometimes"),
             ["parallel.activation_checkpointing", "found 'sometimes'"],
         ),
