@@ -171,7 +171,7 @@ def _hangs(reader: _Reader, names: Sequence[str]) -> dict[str, str]:
     for attempt in attempts:
         try:
             diagnosis = diagnose(read_reports(reader.storage, attempt), hosts_of(reader.storage, attempt))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             reader.problems.append(f"hangs/{attempt}/ cannot be understood ({error}); it is left out.")
             continue
         if diagnosis is not None:

@@ -189,6 +189,34 @@ def test_secrets_never_reach_the_page(tmp_path: Path) -> None:
     assert "tokens_per_gpu: 16384" in text
 
 
+def _with_hang(folder: Path, **changes: object) -> Path:
+    folders.restarted_run(folder)
+    stack = '  File "/site/training/data/loader.py", line 7, in __next__\n    row = next(rows)\n'
+    report = {"rank": 5, "host": "worker-1", "step": 240, "phase": "data", "stack": stack}
+    report |= {"timeout_seconds": 600.0, **changes}
+    folders.write_json(folder, f"hangs/{folders.ATTEMPTS[0]}/rank-5.json", report)
+    return folder
+
+
+def test_an_attempt_that_hung_names_the_rank_and_its_frames(tmp_path: Path) -> None:
+    folder = _with_hang(tmp_path)
+    excluded = {"node_id": "ab12", "host": "worker-1", "reasons": ["CUDA error", "CUDA error"]}
+    best = {"checkpoint": f"step-00000300.{folders.ATTEMPTS[1]}", "eval_loss": 1.2}
+    folders.write_json(folder, "summary.json", folders.summary(excluded_nodes=[excluded], exported=best))
+    shown = page(folder).text
+    assert "rank 5 on worker-1 made no progress for 600 s: it is in step 241 (data)" in shown
+    assert "loader.py" in shown
+    assert "worker-1 was left out after repeated failures" in shown
+    assert "complete, exported" in shown
+    assert "perplexity 3.54" in shown
+
+
+@pytest.mark.parametrize("value", [None, {}, [], "x", 10**400, float("nan"), -1])
+@pytest.mark.parametrize("key", ["rank", "step", "stack", "phase", "timeout_seconds"])
+def test_a_hang_report_of_any_content_leaves_a_page(tmp_path: Path, key: str, value: object) -> None:
+    assert "restart" in page(_with_hang(tmp_path, **{key: value})).text
+
+
 def test_failed_run_names_rank_host_and_message(tmp_path: Path) -> None:
     error = {
         "rank": 5,

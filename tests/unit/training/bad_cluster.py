@@ -49,6 +49,14 @@ def _oversleep() -> None:
     time.sleep(3600)
 
 
+def _add_node(cluster: Any, **settings: Any) -> None:
+    """A busy machine may need a second try: Ray gives the processes of a node 30 s to start."""
+    try:
+        cluster.add_node(**settings)
+    except Exception:
+        cluster.add_node(**settings)
+
+
 def main(scenario: str, folder: Path) -> None:
     for name, value in (
         ("RAY_AUTH_MODE", "disabled"),
@@ -69,9 +77,10 @@ def main(scenario: str, folder: Path) -> None:
         config = {**train_loop_config, "scenario": scenario, "folder": str(folder)}
         return TorchTrainer(worker, train_loop_config=config, **arguments)
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster()
+    _add_node(cluster, num_cpus=0, include_dashboard=False)
     for _ in range(NODES[scenario]):
-        cluster.add_node(num_cpus=1)
+        _add_node(cluster, num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=True, logging_level=logging.WARNING)
     job = load_job(folder / "job.yaml")
     ray.train.torch.TorchTrainer = trainer  # pyright: ignore[reportAttributeAccessIssue]
