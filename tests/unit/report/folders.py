@@ -328,7 +328,7 @@ def restarted_run(folder: Path) -> Path:
     for step in (300, 400):
         name = f"checkpoints/step-{step:08d}.{ATTEMPTS[1]}"
         files = {f"__{rank}_0.distcp": 2_312_500_000 for rank in range(8)}
-        marker = {"step": step, "attempt": ATTEMPTS[1], "world_size": 8, "files": files}
+        marker = {"step": step, "attempt": ATTEMPTS[1], "world_size": 8, "eval_loss": 1.265, "files": files}
         write_json(folder, f"{name}/COMPLETE", marker)
     write_json(folder, f"checkpoints/step-00000237.{ATTEMPTS[0]}/written.3.json", {})
     (folder / "checkpoints" / "latest").write_text(f"step-00000400.{ATTEMPTS[1]}")

@@ -99,7 +99,7 @@ def test_tables_hold_data_checkpoints_attempts_ranks_versions_and_counters(whole
         "48,210",
         "31 rows were cut to max_length 4096.",
         "99.8 % of their tokens are not padding",
-        "step-00000400.9e42f6c8 complete, latest, best 8 17.2 GiB",
+        "step-00000400.9e42f6c8 complete, latest, best 1.265 8 17.2 GiB",
         "step-00000237.5d0c1b7a incomplete",
         "Training waited 7.60 s for checkpoints in all.",
         "5d0c1b7a the beginning 8 2 rank 5 on ray-worker-gpu-m9d4c: WorkerDied: killed (SIGKILL)",
