@@ -22,7 +22,9 @@ PARTS = 64
 # All of the AWS layer. What Kubernetes gets is left out as far as settings allow: it makes no call to AWS.
 SETTINGS: dict[str, Any] = {
     **EVERYTHING,
+    # More of types that are there already.
     "natPerZone": False,
+    "observability": "none",
     "devicePlugins": False,
     "kuberay": False,
     "networkPolicies": False,
