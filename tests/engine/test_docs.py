@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 import yaml
+from pydantic.alias_generators import to_camel
 
-from infra.settings import read_settings_file
+from infra.settings import StackSettings, read_settings_file
 from tests.gotools import build
 from tests.unit.operations.test_docs import ROOT
 from tests.unit.operations.test_docs_commands import all_commands, settings_that_are_set
 
+LISTS = {
+    to_camel(name)
+    for name, field in StackSettings.model_fields.items()
+    if get_origin(field.annotation) is tuple
+}
 # These read or change what is deployed.
 DEPLOYED = {"up", "preview", "destroy", "refresh", "cancel", "stack"}
 
@@ -68,8 +74,11 @@ def test_a_newcomer_makes_a_stack_and_its_settings(pulumi: Any) -> None:
         stack_file.write_bytes(before)
         if key == "kuberayVersion":
             pulumi("config", "set", "kuberayCrds", "crds", "--stack", "dev")
-        pulumi("config", "set", key, value, "--stack", "dev")
-        assert str(yaml.safe_load(stack_file.read_text())["config"][f"efa-finetune:{key}"]).lower() == value
+        many = key in LISTS
+        place = ("--plaintext", "--path", f"{key}[0]") if many else (key,)
+        pulumi("config", "set", *place, value, "--stack", "dev")
+        written = yaml.safe_load(stack_file.read_text())["config"][f"efa-finetune:{key}"]
+        assert written == [value] if many else str(written).lower() == value
         read_settings_file(stack_file)
     stack_file.write_bytes(before)
     pulumi("config", "set", "expires", "2099-12-01T18:00:00Z", "--stack", "dev")

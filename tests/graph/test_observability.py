@@ -28,22 +28,11 @@ from infra.settings import OBSERVERS, SettingsError
 from policy.rules import RULES, STACK_RULES
 from tests.graph import graphs
 from tests.graph.test_security import _seen
+from training.tracking.prometheus import GAUGES
 
 ADDON = "aws:eks/addon:Addon"
-# What this project's workers show (training/tracking/prometheus.py); Ray puts "ray_" before each name.
-TRAINING = {
-    f"ray_finetune_{name}"
-    for name in (
-        *("step", "tokens", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second"),
-        *(
-            "step_seconds",
-            "memory_bytes",
-            "checkpoint_seconds",
-            "checkpoint_blocked_seconds",
-            "checkpoint_bytes",
-        ),
-    )
-}
+# What this project's workers show; Ray puts "ray_" before each name.
+TRAINING = {f"ray_{name}" for name in GAUGES}
 # Collectors of node-exporter that are on by default: meminfo, cpu, netdev.
 NODE = {"node_memory_MemAvailable_bytes", "node_cpu_seconds_total", "node_network_transmit_bytes_total"}
 EFA = {

@@ -104,7 +104,8 @@ def anchors(text: str) -> set[str]:
     ],
 )
 def test_marked_blocks_run(path: Path, body: str) -> None:
-    script = "\n".join(line.removeprefix("$ ") for line in body.splitlines() if line.startswith("$ "))
+    lines = body.replace("\\\n", " ").splitlines()
+    script = "\n".join(line.removeprefix("$ ") for line in lines if line.startswith("$ "))
     assert script, f"{path}: a marked block has lines that begin with $"
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("AWS_")},

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import botocore.session
 import pytest
@@ -33,6 +33,7 @@ VERBS = {
     "kubectl": {"get", "describe", "logs", "create", "label", "port-forward"},
     "helm": {"show"},
     "git": {"clone", "ls-remote"},
+    "wandb": {"sync"},
 }
 SHELL = {"cd", "mkdir", "source", "grep", "tee"}
 AWS_EVERYWHERE = {"region", "query", "output", "profile"}
@@ -108,11 +109,14 @@ def test_targets_exist(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "words", [*of("python"), pytest.param(("python", "-m", "operations.explain"), id="explain")]
 )
-def test_modules_exist(words: tuple[str, ...]) -> None:
-    assert importlib.util.find_spec(words[words.index("-m") + 1])
+def test_python_runs_a_module_of_ours_or_an_example_of_the_page(words: tuple[str, ...]) -> None:
+    if words[1] == "-m":
+        assert importlib.util.find_spec(words[2])
+    else:
+        assert any(f"<!-- example: {words[1]} -->" in page(path) for path in PAGES)
 
 
-@pytest.mark.parametrize("words", [*of("kubectl"), *of("helm"), *of("git")])
+@pytest.mark.parametrize("words", [parameter for program in VERBS for parameter in of(program)])
 def test_verbs_exist(words: tuple[str, ...]) -> None:
     assert VERBS[words[0]] & set(words[1:4]), " ".join(words)
 
@@ -134,7 +138,7 @@ def test_calls_of_aws_are_in_its_models(words: tuple[str, ...]) -> None:
 
 def settings_that_are_set() -> dict[tuple[str, str], str]:
     """Key and value of each `pulumi config set`, in a block or in a sentence, and where it stands."""
-    form = r"pulumi config set (?:--path ')?(\w+)(?:\[\d+\]')? ([^\s`]+)"
+    form = r"pulumi config set (?:--plaintext )?(?:--path ')?(\w+)(?:\[\d+\]')? ([^\s`]+)"
     return {found: path.name for path in PAGES for found in re.findall(form, page(path))}
 
 
@@ -146,6 +150,8 @@ def test_settings_that_the_pages_set_exist(setting: tuple[str, str], where: str)
     assert key in {to_camel(name) for name in StackSettings.model_fields}, f"{where}: {key}"
     if value.isupper() or value.startswith('"$('):
         return  # a placeholder
+    annotation = next(f.annotation for n, f in StackSettings.model_fields.items() if to_camel(n) == key)
+    given: Any = [value] if get_origin(annotation) is tuple else value
     # What has to be set together with it.
     companions: dict[str, Any] = {"kuberayVersion": {"kuberayCrds": "crds"}}.get(key, {})
-    parse_settings({"owner": "team", "publicCidrs": ["198.18.0.1/32"], **companions, key: value}, "dev")
+    parse_settings({"owner": "team", "publicCidrs": ["198.18.0.1/32"], **companions, key: given}, "dev")
