@@ -301,6 +301,18 @@ class _Trainer:
     def run(self) -> TrainResult:
         self._trap_signals()
         self._start_tracking()
+        self.prepare()
+        resumed_from = self._resume()
+        self._record_attempt(resumed_from)
+        if self.world.rank == 0:
+            step = self.progress.step if resumed_from else None
+            self.log = MetricsLog(self.storage, self.work_dir, step)
+        self.watchdog.start()
+        self._loop()
+        return self._finish(resumed_from)
+
+    def prepare(self) -> None:
+        """Makes all that the steps need: source, data, model, objective, optimizer, checkpointer."""
         self.source = prepare_source(self.job, self.storage, self.world, self.work_dir)
         self.data = self._build_data(self.source)
         self._check_same_data(self.data)
@@ -325,14 +337,6 @@ class _Trainer:
             work_dir=self.work_dir,
             on_published=self._on_published,
         )
-        resumed_from = self._resume()
-        self._record_attempt(resumed_from)
-        if self.world.rank == 0:
-            step = self.progress.step if resumed_from else None
-            self.log = MetricsLog(self.storage, self.work_dir, step)
-        self.watchdog.start()
-        self._loop()
-        return self._finish(resumed_from)
 
     def _start_tracking(self) -> None:
         """Opens the runs of the job's trackers, on rank 0. Every rank raises what is wrong with them."""

@@ -19,8 +19,13 @@ from training.data.texts import texts
 from training.data.tokenizer import save_tokenizer, train_bpe
 from training.job import JobSpec, job_from_yaml
 from training.metrics import MetricsLog
-from training.model import CausalLM, num_parameters, parameter_names, recompute_buffers
-from training.optimizer import ShardedAdamW
+from training.model import (
+    CausalLM,
+    _fill,  # pyright: ignore[reportPrivateUsage]
+    _seed_of,  # pyright: ignore[reportPrivateUsage]
+    base_parameters,
+    recompute_buffers,
+)
 from training.parallel import World, join_world
 from training.storage import open_storage
 
@@ -70,7 +75,7 @@ def make_job(
         "schedule": {"kind": "constant", "warmup_steps": 0},
         "batch": {"tokens_per_gpu": tokens},
         "steps": 100_000,
-        "checkpoint": {"every": 1_000_000},
+        "checkpoint": {"every": 1_000_000, "keep": 1},
         "evaluation": {"every": 1_000_000},
         "parallel": {"activation_checkpointing": "none", "reshard_after_forward": False},
         "run": {"resume": False},
@@ -90,14 +95,17 @@ def tiny_tokenizer() -> None:
 
 
 def fast_init(model: CausalLM, seed: int) -> None:
-    """Random weights made on the device: the loop's own, made on the host, take too long for a benchmark."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    for name, parameter in parameter_names(model).items():
-        local = parameter.data.to_local()  # pyright: ignore[reportAttributeAccessIssue]
+    """Random weights made on the device: the loop's own, made on the host, take too long for a benchmark. As with these,
+    the number of ranks does not matter."""
+    for name, parameter in base_parameters(model).items():
+        device = parameter.data.to_local().device  # pyright: ignore[reportAttributeAccessIssue]
         if parameter.ndim >= 2:
-            local.normal_(0.0, float(model.config.initializer_range), generator=generator)
+            generator = torch.Generator(device).manual_seed(_seed_of(seed, name))
+            whole = torch.empty(tuple(parameter.shape), device=device)
+            whole.normal_(0.0, float(model.config.initializer_range), generator=generator)
         else:
-            local.fill_(0.0 if name.endswith("bias") else 1.0)
+            whole = torch.full(tuple(parameter.shape), 0.0 if name.endswith("bias") else 1.0, device=device)
+        _fill(parameter, lambda rows, whole=whole: whole[rows])
     recompute_buffers(model)
 
 
@@ -111,32 +119,25 @@ def world() -> World:
 
 
 class Ours:
-    """A trainer whose loop is run a few steps at a time, timed on the device from optimizer step to optimizer step."""
+    """A trainer whose loop is run a few steps at a time, timed on the device from optimizer step to optimizer step.
 
-    def __init__(self, job: JobSpec, with_log: bool = True, world_: World | None = None) -> None:
+    folder: holds the run and its scratch space; with several ranks, one that they share.
+    """
+
+    def __init__(
+        self, job: JobSpec, with_log: bool = True, world_: World | None = None, folder: Path | None = None
+    ) -> None:
         tiny_tokenizer()
         loop.init_weights = fast_init
-        folder = Path(tempfile.mkdtemp(prefix="bench-run-"))
+        folder = folder or Path(tempfile.mkdtemp(prefix="bench-run-"))
         self.folder = folder
         self.trainer = trainer = loop._Trainer(  # pyright: ignore[reportPrivateUsage]
             job, open_storage(str(folder / "run")), folder / "work", loop.Hooks(), world_ or world(), "000-bench",
             loop.hardware_of(world_ or world()),
         )  # fmt: skip
-        (folder / "work").mkdir()
-        trainer.source = loop.prepare_source(job, trainer.storage, trainer.world, trainer.work_dir)
-        trainer.data = trainer._build_data(trainer.source)
+        (folder / "work").mkdir(parents=True, exist_ok=True)
+        trainer.prepare()
         trainer.total_steps = 0
-        trainer.model, trainer.sharding = trainer._build_model(trainer.source)
-        trainer.shape = (
-            num_parameters(trainer.model),
-            trainer.source.config.num_hidden_layers,
-            trainer.source.config.hidden_size,
-        )
-        trainer.optimizer = ShardedAdamW(trainer.model.hf.named_parameters(), job.optimizer)
-        trainer.checkpointer = loop.ckpt.Checkpointer(
-            trainer.storage, trainer.world, attempt="000-bench", keep=1, asynchronous=True, work_dir=trainer.work_dir,
-            on_published=trainer._on_published,
-        )  # fmt: skip
         if with_log:
             trainer.log = MetricsLog(trainer.storage, trainer.work_dir, None)
         self.save_due = trainer._save_if_due
@@ -184,20 +185,26 @@ class Ours:
 
 
 def mark() -> Any:
+    if not torch.cuda.is_available():
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def intervals(marks: list[Any]) -> list[float]:
+    pairs = list(zip(marks, marks[1:], strict=False))
+    if not torch.cuda.is_available():
+        return [after - before for before, after in pairs]
     torch.cuda.synchronize()
-    return [before.elapsed_time(after) / 1e3 for before, after in zip(marks, marks[1:], strict=False)]
+    return [before.elapsed_time(after) / 1e3 for before, after in pairs]
 
 
 def clean() -> None:
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def summary(seconds: list[float], tokens: int, length: int = 2_048) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""A whole run, packed, evaluated and checkpointed, makes the same losses however many ranks share it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.training.jobs import read_losses, tiny_job
+from tests.unit.training.processes import run_ranks
+
+pytestmark = pytest.mark.slow
+
+
+def _train(job_yaml: str, run: str) -> dict[str, Any]:
+    from training.job import job_from_yaml
+    from training.loop import train
+    from training.storage import open_storage
+
+    return train(job_from_yaml(job_yaml), open_storage(run), Path(run).with_name("work")).__dict__
+
+
+def _losses(run: Path, world_size: int, local_size: int, sharding: str) -> dict[int, float]:
+    """Losses of four steps on ranks that share the same tokens."""
+    micro_batches = 4 // world_size
+    job = tiny_job(
+        steps=4,
+        parallel={"sharding": sharding},
+        batch={"tokens_per_gpu": 256 * micro_batches, "accumulation": micro_batches},
+    )
+    result = run_ranks(_train, world_size, job.dump_yaml(), str(run), local_size=local_size)[0]
+    assert (result["world_size"], result["nodes"]) == (world_size, world_size // local_size)
+    assert result["sharding"]["scheme"] == sharding
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    return read_losses(run)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    losses = _losses(tmp_path_factory.mktemp("alone") / "run", 1, 1, "full")
+    assert losses[4] < losses[1]
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local_size", "sharding"), [(2, 2, "full"), (4, 4, "full"), (4, 2, "hybrid")]
+)
+def test_several_ranks_train_as_one_does(
+    tmp_path: Path, alone: dict[int, float], world_size: int, local_size: int, sharding: str
+) -> None:
+    assert _losses(tmp_path / "run", world_size, local_size, sharding) == pytest.approx(alone, rel=2e-5)
