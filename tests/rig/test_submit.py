@@ -36,6 +36,10 @@ LONG = (
 )
 
 
+# In a terminal some words have colours between them.
+STEP = r"step .{0,20}\d+/"
+
+
 @pytest.fixture(scope="module")
 def submit_stack(_deployment: Deployment) -> Deployment:
     """The stack with EFA interfaces, as far as Kubernetes can tell; deployed once for all tests of this file."""
@@ -246,31 +250,31 @@ def test_ctrl_c_in_a_terminal_asks_and_does_what_is_answered(finetune: Finetune)
     submit = ["submit", str(finetune.code / "training/jobs/demo.yaml"), *tiny("asked", LONG)]
 
     terminal = finetune.in_terminal(*submit)
-    terminal.expect(r"Submit\? \[y/n\]")
+    terminal.expect(r"Submit\?")
     terminal.sendline("n")
     terminal.expect("Not submitted")
     assert ended(terminal) == 2
     assert finetune.run("list").document["jobs"] == [] or finetune.run("status", "asked").status == 2
 
     terminal = finetune.in_terminal(*submit)
-    terminal.expect(r"Submit\? \[y/n\]")
+    terminal.expect(r"Submit\?")
     terminal.sendline("y")
-    terminal.expect(r"step +\d+/")
+    terminal.expect(STEP)
     terminal.sendcontrol("c")
     terminal.expect("Leave the job running, stop it, or go on following")
     terminal.sendline("detach")
-    terminal.expect(r"(asked-\w+) goes on without this terminal")
-    terminal.expect(r"finetune logs asked-\w+ --follow --outputs")
+    terminal.expect("goes on without this terminal")
+    terminal.expect("finetune logs asked-")
     assert ended(terminal) == 130
     assert finetune.run("status", "asked").document["status"] == "running"
 
     terminal = finetune.in_terminal(*submit)
     terminal.expect("This job is under way as asked-")
-    terminal.expect(r"step +\d+/")
+    terminal.expect(STEP)
     terminal.sendcontrol("c")
     terminal.expect("Leave the job running")
     terminal.sendline("follow")
-    terminal.expect(r"step +\d+/")
+    terminal.expect(STEP)
     terminal.sendcontrol("c")
     terminal.expect("Leave the job running")
     terminal.sendline("stop")
@@ -285,13 +289,14 @@ def test_compare_runs_both_legs_and_claims_nothing_that_was_not_proven(finetune:
     result = finetune.run("compare", demo, "--yes", *tiny("compared", 12), seconds=600)
     assert result.status in (13, 14), result.words
     report = result.document
-    assert {"efa", "tcp"}.isdisjoint({report["efa"]["verdict"]}), report["efa"]
+    assert report["efa"]["verdict"] != "efa"
     assert any("the EFA leg" in problem for problem in report["problems"])
     assert report["ratio_low"] <= report["ratio"] <= report["ratio_high"]
     assert report["efa"]["tokens_per_gpu_per_step"] == pytest.approx(
         report["tcp"]["tokens_per_gpu_per_step"], rel=0.01
     )
-    assert "EFA is faster by" in result.words
+    assert "EFA made " in result.words
+    assert "Not a comparison of EFA with TCP: the EFA leg" in " ".join(result.words.split())
     runs = f"{finetune.stack.rig.storage_uri}/runs"
     legs = {
         leg: yaml.safe_load(read_text(finetune.stack, f"{runs}/compared-{leg}", "job.yaml"))

@@ -76,6 +76,8 @@ def compare(
                 raise UsageError(str(error)) from None
             page = _save(over_efa, report, Path.cwd() / "runs" / f"{Path(over_efa.uri).name}-compared")
         output.console.print(table(report))
+        for sentence in report.sentences():
+            output.say(sentence)
         output.say(f"report: {page}")
         output.emit(report.model_dump(mode="json"))
         return exit_status(report)
@@ -104,20 +106,10 @@ def _legs(job_path: Path, overrides: Sequence[str], target: StackOutputs) -> dic
 
 
 def table(report: ComparisonReport) -> Table:
-    """Both legs side by side, the ratio with its spread, and what was to be expected."""
-    view = Table(title="the same job over two networks", title_justify="left")
-    view.add_column("")
-    view.add_column("EFA", justify="right")
-    view.add_column("TCP", justify="right")
-    view.add_row("verdict", report.efa.verdict, report.tcp.verdict)
-    view.add_row("steps/s", f"{1 / report.efa.step_seconds:.4f}", f"{1 / report.tcp.step_seconds:.4f}")
-    view.add_section()
-    view.add_row(
-        "EFA is faster by", f"{report.ratio:.2f}x", f"{report.ratio_low:.2f}-{report.ratio_high:.2f}"
-    )
-    view.add_row("tokens per GPU and step", f"{report.tokens_per_gpu_per_step:,.0f}", "")
-    expected = "not known" if report.expected_ratio is None else f"{report.expected_ratio:.2f}x"
-    view.add_row("to be expected", expected, report.expectation_missing or "")
-    for problem in report.problems:
-        view.add_row("note", problem, "")
+    """Both legs side by side; what the numbers mean stands below, in `ComparisonReport.sentences`."""
+    view = Table("", "EFA", "TCP", title="the same job over two networks", title_justify="left")
+    for column in view.columns[1:]:
+        column.justify = "right"
+    for row in report.rows():
+        view.add_row(*row)
     return view
