@@ -197,6 +197,8 @@ class Deployment:
             "PULUMI_BACKEND_URL": f"file://{self.folder / 'backend'}",
             "PULUMI_CONFIG_PASSPHRASE": "rig",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
+            # Everything is here: without it a command in a terminal waits minutes for downloads nobody needs.
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
         }
 
     @property
