@@ -255,6 +255,16 @@ class CheckpointSpec(Section):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
 
 
+class HarnessSpec(Section):
+    """Tasks of lm-evaluation-harness, run on the exported model at the end."""
+
+    tasks: tuple[str, ...] = Field(min_length=1, description="names of tasks, such as hellaswag")
+    limit: int | None = Field(default=None, gt=0, description="examples of each task; default: all")
+    num_fewshot: int | None = Field(default=None, ge=0, description="default: the task's own")
+    batch_size: int = Field(default=8, gt=0)
+    apply_chat_template: bool = Field(default=False, description="ask as a chat, by the model's template")
+
+
 class EvaluationSpec(Section):
     """Held-out loss and sample answers."""
 
@@ -266,6 +276,7 @@ class EvaluationSpec(Section):
     max_batches: int = Field(default=50, gt=0, description="micro-batches per rank and evaluation")
     prompts: tuple[str, ...] = Field(default=(), description="answered by the exported model at the end")
     max_new_tokens: int = Field(default=64, gt=0)
+    harness: HarnessSpec | None = None
 
 
 class ResilienceSpec(Section):
@@ -409,6 +420,11 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> JobSpec:
+        if self.evaluation.harness is not None and self.adapter is not None and not self.adapter.merge:
+            raise ValueError(
+                "evaluation.harness needs a whole model, which adapter.merge false does not export: set adapter.merge "
+                "to true"
+            )
         if (self.steps is None) == (self.epochs is None):
             found = "neither" if self.steps is None else "both"
             raise ValueError(f"give exactly one of steps and epochs (found {found})")

@@ -50,10 +50,13 @@ def _check_packages(job: JobSpec) -> None:
     """A local run uses this environment as it is: what the job adds to the image must be installed here already."""
     from packaging.requirements import Requirement
 
+    from training import harness
     from training.optional import missing_packages
     from training.tracking.trackers import packages_of
 
-    if problems := missing_packages(packages_of(job), promised=job.runtime_env.pip):
+    if problems := missing_packages(
+        [*packages_of(job), *harness.packages_of(job)], promised=job.runtime_env.pip
+    ):
         raise UsageError("\n".join(problems))
     missing: list[str] = []
     for text in job.runtime_env.pip:

@@ -36,6 +36,7 @@ from training.export import export, export_adapter
 from training.flight import Recorder
 from training.hangs import FOLDER as HANGS
 from training.hangs import Report, diagnose, hosts_of, read_reports
+from training.harness import check_harness, run_harness
 from training.job import JobSpec
 from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
 from training.model import (
@@ -313,6 +314,7 @@ class _Trainer:
 
     def prepare(self) -> None:
         """Makes all that the steps need: source, data, model, objective, optimizer, checkpointer."""
+        self._start_guests()
         self.source = prepare_source(self.job, self.storage, self.world, self.work_dir)
         self.data = self._build_data(self.source)
         self._check_same_data(self.data)
@@ -338,11 +340,13 @@ class _Trainer:
             on_published=self._on_published,
         )
 
-    def _start_tracking(self) -> None:
-        """Opens the runs of the job's trackers, on rank 0. Every rank raises what is wrong with them."""
+    def _start_guests(self) -> None:
+        """Looks for the evaluation harness and opens the runs of the job's trackers, on rank 0. Every rank raises what is
+        wrong with them."""
         problem: list[str | None] = [None]
         if self.world.rank == 0:
             try:
+                check_harness(self.job)
                 self.tracking = Tracking(self.job, self.storage, self.work_dir, self._warn, self._event)
             except UsageError as error:
                 problem = [str(error)]
@@ -882,6 +886,7 @@ class _Trainer:
         )
         if self.world.rank == 0:
             self.storage.write_text(f"attempts/{self.attempt}{RESULT_SUFFIX}", json.dumps(result.__dict__))
+        self._run_harness()
         self.succeeded = True
         return result
 
@@ -898,6 +903,15 @@ class _Trainer:
             weights = ckpt.training_state(self.model, self.optimizer, self.world)["model"]
             ckpt.restore_weights(self.storage, chosen.name, weights, self.world, self.work_dir)
         return {"checkpoint": chosen.name, "eval_loss": chosen.eval_loss}
+
+    def _run_harness(self) -> None:
+        """Last of all and without a collective after it: it may take longer than ranks wait for each other."""
+        spec = self.job.evaluation.harness
+        if self.world.rank != 0 or spec is None:
+            return
+        found = run_harness(spec, self.storage, self.work_dir, self.world.device)
+        if "error" in found:
+            self._warn(f"evaluation.harness failed, and the run is whole without it: {found['error']}")
 
     def _expected_bytes(self) -> dict[str, int]:
         hosts: list[Any] = [None] * self.world.size

@@ -189,7 +189,14 @@ RUN_FOLDERS = (
     "tracking",
     "wandb",
 )
-RUN_FILES = ("metrics.jsonl", "report.html", "samples.json", "summary.json", "transport.json")
+RUN_FILES = (
+    "evaluation.json",
+    "metrics.jsonl",
+    "report.html",
+    "samples.json",
+    "summary.json",
+    "transport.json",
+)
 
 
 def clear(storage: Storage) -> None:

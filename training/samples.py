@@ -23,7 +23,7 @@ def answer_prompts(
 
     Returns a list of {prompt, answer}.
     """
-    folder = _local_export(storage, work_dir)
+    folder = local_export(storage, work_dir)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
     model = model.to(device).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -35,7 +35,8 @@ def answer_prompts(
     return samples
 
 
-def _local_export(storage: Storage, work_dir: Path) -> Path:
+def local_export(storage: Storage, work_dir: Path) -> Path:
+    """The exported model as a folder of this machine."""
     if storage.local_path is not None:
         return storage.local_path / FOLDER
     for name in storage.list(FOLDER):

@@ -79,6 +79,9 @@ def conclude(
         "checkpoint": result.get("checkpoint") or _latest_checkpoint(storage),
         "checkpoint_blocked_seconds": result.get("checkpoint_blocked_seconds"),
         "run": storage.uri,
+        "evaluation": json.loads(storage.read_text("evaluation.json"))
+        if storage.exists("evaluation.json")
+        else None,
         "tracking": {name: run.__dict__ for name, run in tracked_runs(storage).items()},
         "data": result.get("data"),
         "error": outcome["error"],

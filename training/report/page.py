@@ -744,6 +744,16 @@ def _run_tables(run: RunFiles) -> Iterator[Table]:
         yield Table("Ranks of the last attempt", head, rows, frozenset(("Rank", "Local rank", "Process")))
     if mapping(run.summary, "sharding"):
         yield _layout(run)
+    tasks = mapping(run.summary, "evaluation", "tasks")
+    if tasks:
+        rows = [
+            (Cell(task), Cell(name, code=True), Cell(text.compact(as_number(value))))
+            for task in tasks
+            for name, value in mapping(tasks, task).items()
+        ]
+        yield Table(
+            "lm-evaluation-harness on the export", ("Task", "Metric", "Value"), rows, frozenset(("Value",))
+        )
     versions = mapping(run.summary, "versions")
     if versions:
         rows = [

@@ -24,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from training import harness
 from training.data.config import SourceSpec, hub_id, source_kind
 from training.job import JobSpec, job_from_yaml
 from training.optional import missing_packages
@@ -48,7 +49,7 @@ def versions() -> dict[str, str]:
 def check(job: JobSpec, run_uri: str) -> list[str]:
     """What a rank of this job would stumble over on this pod, in sentences."""
     problems = [*_storage_problems(run_uri)]
-    problems += missing_packages(packages_of(job), promised=job.runtime_env.pip)
+    problems += missing_packages([*packages_of(job), *harness.packages_of(job)], promised=job.runtime_env.pip)
     if job.model.source is not None:
         problems += _model_problems("model.source", job.model.source, job.model.revision)
     if job.model.tokenizer not in (None, "train"):
