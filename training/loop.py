@@ -301,7 +301,7 @@ class _Trainer:
 
     def run(self) -> TrainResult:
         self._trap_signals()
-        self._start_tracking()
+        self._start_guests()
         self.prepare()
         resumed_from = self._resume()
         self._record_attempt(resumed_from)
@@ -314,7 +314,6 @@ class _Trainer:
 
     def prepare(self) -> None:
         """Makes all that the steps need: source, data, model, objective, optimizer, checkpointer."""
-        self._start_guests()
         self.source = prepare_source(self.job, self.storage, self.world, self.work_dir)
         self.data = self._build_data(self.source)
         self._check_same_data(self.data)
