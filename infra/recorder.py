@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -166,11 +167,25 @@ def record_program(
                 loop.close()
 
     thread = threading.Thread(target=run, name="record")
-    thread.start()
-    thread.join()
+    with _no_collections():
+        thread.start()
+        thread.join()
     if failure:
         raise failure[0]
     return Graph(tuple(monitor.recorded), monitor.outputs)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Generator[None]:
+    """Importing the providers' packages makes hundreds of thousands of objects that stay: walking through them again
+    and again was a quarter of the time (2.1 to 1.6 s, 2026-12)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Answers(mocks.Mocks):
