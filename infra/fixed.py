@@ -16,6 +16,7 @@ from infra.settings import StackSettings
 from infra.versions import KUBERNETES_VERSIONS
 
 OUTPUT_NAME = "fixed_settings"
+READ_OUTPUTS = "pulumi:pulumi:readStackOutputs"
 
 
 def fixed_settings(settings: StackSettings) -> dict[str, Any]:
@@ -70,10 +71,12 @@ def once_unchanged(settings: StackSettings) -> pulumi.Output[str]:
     Fails the program with a RunError that names each changed setting.
     """
     itself = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
-    deployed = pulumi.StackReference("this-stack", itself).get_output(OUTPUT_NAME)
+    # Not a StackReference: that is a resource with a copy of the outputs, which a drift check would find outdated.
+    deployed = pulumi.runtime.invoke_output(READ_OUTPUTS, {"name": itself})
 
-    def check(deployed: Mapping[str, Any] | None) -> str:
-        changed = changed_settings(deployed or {}, fixed_settings(settings))
+    def check(deployed: Mapping[str, Any]) -> str:
+        outputs = deployed.get("outputs") or {}
+        changed = changed_settings(outputs.get(OUTPUT_NAME) or {}, fixed_settings(settings))
         if changed:
             raise pulumi.RunError(
                 "AWS cannot change this on a stack that runs, and nothing was touched:\n"
