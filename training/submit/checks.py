@@ -25,6 +25,10 @@ INSTALL_TIMEOUT_SECONDS = 600.0
 PARALLEL_PROBES = 8
 
 
+class PodWentAway(UsageError):
+    """A pod that was ready is gone or starts anew: once all are ready again, the same check may pass."""
+
+
 @dataclass(frozen=True)
 class PodFacts:
     """What one pod says of itself."""
@@ -153,7 +157,7 @@ def _probe(client: JobClient, bundle: Bundle, pod: Pod, arguments: list[str]) ->
     try:
         answer = ask_inside(client, bundle, arguments, pod)
     except MissingError as error:
-        raise UsageError(f"Pod {pod.name} went away during the checks: {error}. Submit again.") from None
+        raise PodWentAway(f"Pod {pod.name} went away during the checks: {error}. Submit again.") from None
     return PodFacts(pod.name, answer["versions"], tuple(answer.get("problems", ())))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.prompt import Confirm, Prompt
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from infra.outputs import StackOutputs
 from training.errors import DeadlinePassed, ExitStatus, UsageError
@@ -16,6 +17,7 @@ from training.job import JobSpec, load_job
 from training.planning import Prediction
 from training.submit.bundle import JOB_FILE, TARGET_FILE, Bundle, build_bundle
 from training.submit.checks import (
+    PodWentAway,
     check_free,
     check_pods,
     check_resources,
@@ -37,6 +39,9 @@ from training.submit.job_client import JobClient, RayJob
 from training.submit.outcome import SUMMARY_FILE
 from training.submit.plan import Plan, make_plan
 from training.submit.session import Access, Output
+
+# A kubelet takes a few seconds to say that a container is gone (2026-12, on the rig).
+CHECK_AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,12 @@ class Submission:
         with self.access.client(target, f"finetune status {base} {self.access.flags()}") as client:
             state = wait_until_ready(client.cluster, self.limits.resources, self._tell_waiting)
             check_resources(plan, state)
-            name = self._queue(client, plan, bundle, base, state, yes=yes)
+            name = self._queue(client, plan, bundle, base, yes=yes)
             if detach:
                 return self._detached(name, plan, ExitStatus.SUCCEEDED)
             return self._follow(client, name, plan)
 
-    def _queue(
-        self, client: JobClient, plan: Plan, bundle: Bundle, base: str, state: ClusterState, *, yes: bool
-    ) -> str:
+    def _queue(self, client: JobClient, plan: Plan, bundle: Bundle, base: str, *, yes: bool) -> str:
         """The submission id of the job that does this work: one that is under way or done, or a new one."""
         earlier = [job for job in client.jobs() if job.metadata.get("submission") == base]
         last = earlier[-1] if earlier else None
@@ -78,7 +81,7 @@ class Submission:
         if last is not None and last.status == "SUCCEEDED" and _has_summary(client, plan.run_uri):
             self.output.say(f"This job has succeeded as {last.submission_id}: nothing is submitted.")
             return last.submission_id
-        versions = check_pods(client, plan, bundle, state)
+        versions = self._check(client, plan, bundle)
         for difference in local_differences(versions):
             self.output.say(f"note: {difference}", "yellow")
         folder = install_packages(client, bundle, plan.job.runtime_env.pip)
@@ -94,6 +97,23 @@ class Submission:
         client.submit(name, folder, entrypoint(plan), runtime_env(plan.job), metadata)
         self.output.say(f"submitted as {name}")
         return name
+
+    def _check(self, client: JobClient, plan: Plan, bundle: Bundle) -> dict[str, str]:
+        """The checks in every pod, which give the versions there. Where a pod goes away meanwhile (a replaced head takes
+        its workers along), again, once all are ready."""
+
+        def check() -> dict[str, str]:
+            state = wait_until_ready(client.cluster, self.limits.resources, self._tell_waiting)
+            return check_pods(client, plan, bundle, state)
+
+        again = Retrying(
+            retry=retry_if_exception_type(PodWentAway),
+            wait=wait_fixed(CHECK_AGAIN_SECONDS),
+            stop=stop_after_delay(self.limits.resources),
+            before_sleep=lambda _: self.output.say("A pod went away during the checks: they are made again."),
+            reraise=True,
+        )
+        return again(check)
 
     def _ask(self, yes: bool) -> None:
         if yes:
