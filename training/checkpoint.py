@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -24,9 +24,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.tensor import DTensor
 
-from training.model import CausalLM, parameter_names
 from training.optimizer import ShardedAdamW
 from training.parallel import World
 from training.storage import Storage
@@ -67,17 +68,48 @@ def checkpoint_name(step: int, attempt: str) -> str:
     return f"step-{step:08d}.{attempt}"
 
 
-def training_state(model: CausalLM, optimizer: ShardedAdamW, world: World) -> dict[str, Any]:
-    """The tensors of a checkpoint: trained weights, moments, and this rank's random generators.
+def training_state(optimizer: ShardedAdamW, world: World) -> dict[str, Any]:
+    """The tensors of a checkpoint: trained weights (masters), moments, and this rank's random generators.
 
     DCP loads into the same tensors. Frozen weights are not in it: they are made or read again, and the loop compares
     their fingerprint.
     """
-    trained = {name: weight for name, weight in parameter_names(model).items() if weight.requires_grad}
     generators = {f"cpu.{world.rank}": torch.get_rng_state()}
     if world.device.type == "cuda":
         generators[f"cuda.{world.rank}"] = torch.cuda.get_rng_state()
-    return {"model": trained, "optimizer": optimizer.state_dict(), "rng": generators}
+    return {"model": optimizer.parameters, "optimizer": optimizer.state_dict(), "rng": generators}
+
+
+class _KeptCopies(AsyncStager):
+    """Copies of a state in host memory that is made once, and pinned where a GPU copies into it.
+
+    Memory that is new for each checkpoint is made page by page while the steps wait: 24 s for 17 GiB (H200, 2026-12-01).
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[str, ...], Tensor] = {}
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state with its tensors on the host, valid until the next call."""
+        staged = self._copied(state_dict, ())
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return staged
+
+    def close(self) -> None:
+        self._copies.clear()
+
+    def _copied(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            items = cast("dict[str, Any]", value).items()
+            return {name: self._copied(inner, (*path, name)) for name, inner in items}
+        sharded = isinstance(value, DTensor)
+        source = cast("Tensor", value._local_tensor if sharded else value).detach()  # pyright: ignore[reportPrivateUsage]
+        if path not in self._copies:
+            self._copies[path] = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+        copy = self._copies[path]
+        copy.copy_(source, non_blocking=True)
+        return DTensor(copy, value._spec, requires_grad=False) if sharded else copy  # pyright: ignore[reportPrivateUsage]
 
 
 class Checkpointer:
@@ -102,6 +134,11 @@ class Checkpointer:
         self.work_dir = work_dir
         self.on_published = on_published
         self._in_flight: _InFlight | None = None
+        self._copies = _KeptCopies()
+
+    def allocate(self, state: dict[str, Any]) -> None:
+        """Makes the host memory that checkpoints of `state` are copied to, so that the first one need not wait for it."""
+        self._copies.stage(state)
 
     def save(
         self, state: dict[str, Any], step: int, progress: dict[str, Any], eval_loss: float | None = None
@@ -126,6 +163,7 @@ class Checkpointer:
                 storage_writer=writer,
                 process_group=self.world.checkpoint,
                 async_checkpointer_type=AsyncCheckpointerType.THREAD,
+                async_stager=self._copies,
             )
         errors: list[BaseException] = []
 
@@ -306,13 +344,13 @@ def saved_progress(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def restore_weights(
-    storage: Storage, name: str, weights: dict[str, Tensor], world: World, work_dir: Path
+    storage: Storage, name: str, weights: Mapping[str, Tensor], world: World, work_dir: Path
 ) -> None:
     """Loads the weights of a checkpoint, and nothing else, into `weights` (see training_state). Every rank calls it."""
     marker = json.loads(storage.read_text(f"{FOLDER}/{name}/{MARKER}"))
     folder = _local_copy(storage, name, marker["files"], world, work_dir)
     reader = FileSystemReader(folder)
-    dcp.load({"model": weights}, storage_reader=reader, process_group=world.checkpoint)
+    dcp.load({"model": dict(weights)}, storage_reader=reader, process_group=world.checkpoint)
     _drop_copy(storage, folder, world)
 
 

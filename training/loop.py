@@ -57,6 +57,7 @@ from training.parallel import (
     hardware_of,
     join_world,
     mesh_of,
+    release_gathered,
     shard,
 )
 from training.planning import Hardware, ModelShape, Sharding, choose_sharding, holds_reference
@@ -328,7 +329,7 @@ class _Trainer:
         self.trainable_parameters = num_parameters(self.model, trainable_only=True)
         self.num_frozen = 0 if self.job.adapter is None else matmul_parameters - self.trainable_parameters
         self.objective = self._build_objective(self.source)
-        self.optimizer = ShardedAdamW(self.model.hf.named_parameters(), self.job.optimizer)
+        self.optimizer = ShardedAdamW(self.model.hf, self.job.optimizer)
         self.checkpointer = ckpt.Checkpointer(
             self.storage,
             self.world,
@@ -338,6 +339,7 @@ class _Trainer:
             work_dir=self.work_dir,
             on_published=self._on_published,
         )
+        self.checkpointer.allocate(ckpt.training_state(self.optimizer, self.world))
 
     def _start_guests(self) -> None:
         """Looks for the evaluation harness and opens the runs of the job's trackers, on rank 0. Every rank raises what is
@@ -440,7 +442,8 @@ class _Trainer:
                 "it cannot go on from there. Give the job its earlier adapter and model, or another run.path, or set "
                 "run.resume: false to remove what is there"
             )
-        state = ckpt.training_state(self.model, self.optimizer, self.world)
+        release_gathered(self.model)
+        state = ckpt.training_state(self.optimizer, self.world)
         progress = ckpt.restore(self.storage, name, state, self.world, self.work_dir)
         self.progress = _Progress(**progress)
         if self.reference_fingerprint is not None:
@@ -498,7 +501,7 @@ class _Trainer:
         sums = self._forward_backward(batches, agreed.count)
 
         self.watchdog.mark(step, "optimizer")
-        grad_norm = gradient_norm(self.optimizer.parameters.values(), self._shard_group())
+        grad_norm = gradient_norm(self.optimizer.working_weights().values(), self._shard_group())
         rate = learning_rate(self.job.schedule, self.job.optimizer.learning_rate, step, self.total_steps)
         skipped = self._spike(step, sums[0], batches)
         if skipped is None:
@@ -663,7 +666,7 @@ class _Trainer:
             return
         self.watchdog.mark(self.progress.step - 1, "checkpoint")
         started = time.monotonic()
-        state = ckpt.training_state(self.model, self.optimizer, self.world)
+        state = ckpt.training_state(self.optimizer, self.world)
         self.checkpointer.save(state, self.progress.step, dict(self.progress.__dict__), eval_loss)
         self.checkpoint_seconds += time.monotonic() - started
 
@@ -839,6 +842,7 @@ class _Trainer:
 
     def _finish(self, resumed_from: str | None) -> TrainResult:
         self.watchdog.stop()
+        release_gathered(self.model)
         exported = self._take_weights_to_export()
         dtype = torch.bfloat16 if self.world.device.type == "cuda" else torch.float32
         target = (self.source.tokenizer, self.storage, self.world, self.work_dir)
@@ -899,7 +903,7 @@ class _Trainer:
         if chosen is None:
             return {"checkpoint": self.published, "eval_loss": self.last_eval_loss}
         if chosen.name != self.published:
-            weights = ckpt.training_state(self.model, self.optimizer, self.world)["model"]
+            weights = self.optimizer.parameters
             ckpt.restore_weights(self.storage, chosen.name, weights, self.world, self.work_dir)
         return {"checkpoint": chosen.name, "eval_loss": chosen.eval_loss}
 

@@ -57,6 +57,8 @@ class CausalLM(nn.Module):
             )
         self.config = config
         self.tied = bool(getattr(config, "tie_word_embeddings", False))
+        self.keeps_gathered = False
+        """Set by parallel.shard: gathered weights stay in the place of the sharded masters from step to step."""
 
     def forward(
         self, batch: Batch, layout: attention.PackedLayout, document_log_probs: bool = False

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 import training.loop as loop
 import training.loss as loss
+import training.parallel as parallel
 from bench.gpu.ours import OUT, Clock, Ours, clean, emit, environment, make_job, peak_gib, summary
 from training.kernels import qkv, swiglu
 from training.optimizer import ShardedAdamW
-from training.parallel import ReduceScatter
 
 
 def replaced(owner: Any, name: str, value: Any) -> Callable[[], Callable[[], None]]:
@@ -31,10 +30,6 @@ def plain_add(total: Any, left: Any, right: Any) -> None:
     total += left @ right
 
 
-def divide_by_one(self: FSDPModule, _: ReduceScatter) -> None:
-    self.set_gradient_divide_factor(1.0)
-
-
 # In this order they are switched on; each entry switches one off.
 SWITCHES: dict[str, Callable[[], Callable[[], None]]] = {
     "loss kernel": replaced(loss, "_chunk", loss._plain_chunk),  # pyright: ignore[reportPrivateUsage]
@@ -43,7 +38,7 @@ SWITCHES: dict[str, Callable[[], Callable[[], None]]] = {
     "fused qkv": replaced(qkv, "use", lambda *_: False),
     "adamw kernel": replaced(ShardedAdamW, "_step_large", lambda _, names, *__: names),
     "pinned batches": replaced(loop, "to_device", lambda batch, device: batch.to(device)),
-    "no copies on one rank": replaced(FSDPModule, "set_custom_reduce_scatter", divide_by_one),
+    "weights stay gathered": replaced(parallel, "_keeps_gathered", lambda *_: False),
 }
 
 

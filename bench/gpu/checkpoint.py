@@ -32,7 +32,7 @@ def main() -> None:
              written_s=round(published[-1].seconds, 2), gib=round(published[-1].bytes / 2**30, 2))  # fmt: skip
     trainer = ours.trainer
     started = time.monotonic()
-    state = ckpt.training_state(trainer.model, trainer.optimizer, trainer.world)
+    state = ckpt.training_state(trainer.optimizer, trainer.world)
     ckpt.restore(trainer.storage, published[-1].name, state, trainer.world, trainer.work_dir)
     torch.cuda.synchronize()
     emit("resume", seconds=round(time.monotonic() - started, 2))

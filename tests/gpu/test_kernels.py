@@ -154,24 +154,27 @@ def test_fused_blocks_train_as_the_modules_of_hugging_face_do() -> None:
         assert relative(grads[1][name], exact) < 1.5 * relative(grads[0][name], exact) + 1e-3, name
 
 
-def test_adamw_is_that_of_torch() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
+    """With gradients of the masters' dtype, and with bf16 ones and a bf16 copy of the weights beside the masters."""
     from training.kernels import adamw_triton
 
     shape = (300, 1000)
     mine = [
         torch.randn(shape, device="cuda"),
-        torch.randn(shape, device="cuda"),
+        torch.randn(shape, device="cuda", dtype=dtype),
         torch.zeros(shape, device="cuda"),
     ]
     mine.append(torch.zeros(shape, device="cuda"))
-    theirs = [tensor.clone() for tensor in mine]
+    theirs = [tensor.float().clone() for tensor in mine]
+    working = None if dtype == torch.float32 else mine[0].to(dtype)
     updates, scale = torch.zeros((), device="cuda"), torch.tensor(2.5, device="cuda")
     for not_finite in (0.0, 0.0, 1.0, 0.0):
         found_inf = torch.tensor(not_finite, device="cuda")
         updates += 1 - found_inf
         adamw_triton.step(
-            *mine, num_updates=updates, grad_scale=scale, found_inf=found_inf, learning_rate=1e-2, betas=(0.9, 0.95),
-            eps=1e-8, weight_decay=0.1,
+            *mine, working=working, num_updates=updates, grad_scale=scale, found_inf=found_inf, learning_rate=1e-2,
+            betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
         )  # fmt: skip
         grad = theirs[1].clone()
         torch._fused_adamw_(
@@ -179,7 +182,9 @@ def test_adamw_is_that_of_torch() -> None:
             beta2=0.95, weight_decay=0.1, eps=1e-8, maximize=False, grad_scale=scale, found_inf=found_inf,
         )  # fmt: skip
     for found, wanted in zip(mine, theirs, strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(found.float(), wanted, rtol=1e-5, atol=1e-6)
+    if working is not None:
+        assert torch.equal(working, mine[0].to(dtype))
 
 
 def test_float8_is_bf16_within_the_rounding_of_eight_bits() -> None:

@@ -15,8 +15,8 @@ SMALLEST = 1 << 16
 
 @triton.jit
 def _step(
-    parameter, grad, exp_avg, exp_avg_sq, num_updates, grad_scale, found_inf, numel,
-    learning_rate, beta1, beta2, eps, weight_decay, BLOCK: tl.constexpr,  # noqa: N803
+    parameter, grad, exp_avg, exp_avg_sq, working, num_updates, grad_scale, found_inf, numel,
+    learning_rate, beta1, beta2, eps, weight_decay, WORKING: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     if tl.load(found_inf) != 0.0:
         return
@@ -26,7 +26,7 @@ def _step(
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < numel
     p = tl.load(parameter + offsets, mask=inside)
-    g = tl.load(grad + offsets, mask=inside) / tl.load(grad_scale)
+    g = tl.load(grad + offsets, mask=inside).to(tl.float32) / tl.load(grad_scale)
     m = tl.load(exp_avg + offsets, mask=inside)
     v = tl.load(exp_avg_sq + offsets, mask=inside)
     p -= learning_rate * weight_decay * p
@@ -34,16 +34,22 @@ def _step(
     v = beta2 * v + (1.0 - beta2) * g * g
     p -= learning_rate / correction1 * m / (tl.sqrt(v) / tl.sqrt(correction2) + eps)
     tl.store(parameter + offsets, p, mask=inside)
+    if WORKING:
+        tl.store(working + offsets, p.to(working.dtype.element_ty), mask=inside)
     tl.store(exp_avg + offsets, m, mask=inside)
     tl.store(exp_avg_sq + offsets, v, mask=inside)
 
 
 def step(
-    parameter: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, *, num_updates: Tensor, grad_scale: Tensor,
-    found_inf: Tensor, learning_rate: float, betas: tuple[float, float], eps: float, weight_decay: float,
+    parameter: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, *, working: Tensor | None,
+    num_updates: Tensor, grad_scale: Tensor, found_inf: Tensor, learning_rate: float, betas: tuple[float, float],
+    eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
-    """One update in place; contiguous float32 tensors of one shape. num_updates counts this one."""
+    """One update in place; contiguous tensors of one shape, float32 but for the gradient and `working`, which may be of
+    any dtype. working: takes the updated parameter, rounded. num_updates counts this one.
+    """
     _step[(triton.cdiv(parameter.numel(), BLOCK),)](
-        parameter, grad, exp_avg, exp_avg_sq, num_updates, grad_scale, found_inf, parameter.numel(),
-        learning_rate, betas[0], betas[1], eps, weight_decay, BLOCK=BLOCK, num_warps=8,
+        parameter, grad, exp_avg, exp_avg_sq, parameter if working is None else working, num_updates, grad_scale,
+        found_inf, parameter.numel(), learning_rate, betas[0], betas[1], eps, weight_decay,
+        WORKING=working is not None, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from peft import (
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.unit.training.jobs import (
@@ -53,7 +54,7 @@ from training.model import (
     parameter_names,
 )
 from training.optimizer import ShardedAdamW, gradient_norm
-from training.parallel import begin_micro_batch, compute_dtype, join_world, mesh_of, shard
+from training.parallel import begin_micro_batch, compute_dtype, join_world, mesh_of, release_gathered, shard
 from training.planning import ModelShape, Sharding, memory_parts, predict
 from training.shapes import KNOWN
 from training.storage import open_storage
@@ -315,7 +316,7 @@ def _sharded(
     group = None if world.size == 1 else mesh.get_group("shard")
     before = {name: _bits(parameter) for name, parameter in base_parameters(model).items()}
     mark = adapters.fingerprint(base_parameters(model), group)
-    optimizer = ShardedAdamW(model.hf.named_parameters(), tiny_job(optimizer__learning_rate=1e-2).optimizer)
+    optimizer = ShardedAdamW(model.hf, tiny_job(optimizer__learning_rate=1e-2).optimizer)
     assert all(adapters.is_adapter_parameter(name) for name in optimizer.parameters)
     supervised = sum(batch.num_supervised for batch in batches)
     mine = batches[world.rank :: world.size]
@@ -328,15 +329,13 @@ def _sharded(
             loss.backward()
             total += loss.detach()
         torch.distributed.all_reduce(total)
-        norm = gradient_norm(optimizer.parameters.values(), group)
-        grads = {
-            name: p.grad.full_tensor().numpy()
-            for name, p in optimizer.parameters.items()
-            if p.grad is not None
-        }  # pyright: ignore
+        working = optimizer.working_weights()
+        norm = gradient_norm(working.values(), group)
+        grads = {name: _whole(p.grad).numpy() for name, p in working.items() if p.grad is not None}
         steps.append({"loss": total.item(), "norm": norm.item(), "grads": grads})
         optimizer.step(1e-2, norm)
         optimizer.zero_grad()
+    release_gathered(model)
     after = {name: _bits(parameter) for name, parameter in base_parameters(model).items()}
     kept = all(torch.equal(before[name], after[name]) for name in before)
     assert adapters.fingerprint(base_parameters(model), group) == mark
@@ -651,3 +650,7 @@ def test_the_plan_of_an_adapter_needs_less_memory_and_network() -> None:
     parts = memory_parts(load_job(path, fixed), qwen, hardware, full.sharding)
     assert parts == full.memory_parts
     assert "frozen weights" not in parts
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.unit.training.jobs import read_losses, tiny_job
 from tests.unit.training.processes import run_ranks
@@ -52,3 +54,32 @@ def test_several_ranks_train_as_one_does(
     tmp_path: Path, alone: dict[int, float], world_size: int, local_size: int, sharding: str
 ) -> None:
     assert _losses(tmp_path / "run", world_size, local_size, sharding) == pytest.approx(alone, rel=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("exported", ["last", "best"])
+def test_weights_that_stay_gathered_change_nothing(tmp_path: Path, dtype: str, exported: str) -> None:
+    """One rank keeps the weights it computes with from step to step; freed after each forward they are made from the
+    masters again. Losses, and the weights that come out, are the same: through evaluations, checkpoints, a resume and the
+    export of an earlier checkpoint.
+    """
+    losses: list[dict[int, float]] = []
+    weights: list[dict[str, torch.Tensor]] = []
+    for freed in (False, True):
+        run = tmp_path / f"freed-{freed}" / "run"
+        changes = {
+            "model__dtype": dtype,
+            "parallel": {"reshard_after_forward": freed},
+            "checkpoint__export": exported,
+            "optimizer__learning_rate": 0.3 if exported == "best" else 3e-3,
+        }
+        for steps in (3, 6):
+            result = run_ranks(_train, 1, tiny_job(steps=steps, **changes).dump_yaml(), str(run))[0]
+        assert result["resumed_from"] is not None
+        assert (result["exported"]["checkpoint"] == result["checkpoint"]) == (exported == "last")
+        losses.append(read_losses(run))
+        weights.append(load_file(run / "export" / "model-00001-of-00001.safetensors"))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert weights[0].keys() == weights[1].keys()
+    for name, kept in weights[0].items():
+        torch.testing.assert_close(kept, weights[1][name], rtol=1e-4, atol=1e-5)
