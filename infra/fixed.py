@@ -7,6 +7,7 @@ stands in the stack's own outputs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from infra.versions import KUBERNETES_VERSIONS
 
 OUTPUT_NAME = "fixed_settings"
 READ_OUTPUTS = "pulumi:pulumi:readStackOutputs"
+_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8)
 
 
 def fixed_settings(settings: StackSettings) -> dict[str, Any]:
@@ -71,11 +73,8 @@ def once_unchanged(settings: StackSettings) -> pulumi.Output[str]:
     Fails the program with a RunError that names each changed setting.
     """
     itself = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
-    # Not a StackReference: that is a resource with a copy of the outputs, which a drift check would find outdated.
-    deployed = pulumi.runtime.invoke_output(READ_OUTPUTS, {"name": itself})
 
-    def check(deployed: Mapping[str, Any]) -> str:
-        outputs = deployed.get("outputs") or {}
+    def check(outputs: Mapping[str, Any]) -> str:
         changed = changed_settings(outputs.get(OUTPUT_NAME) or {}, fixed_settings(settings))
         if changed:
             raise pulumi.RunError(
@@ -86,7 +85,26 @@ def once_unchanged(settings: StackSettings) -> pulumi.Output[str]:
             )
         return settings.region
 
-    return deployed.apply(check)
+    return pulumi.Output.from_input(deployed_outputs(itself)).apply(check)
+
+
+async def deployed_outputs(stack: str) -> Mapping[str, Any]:
+    """The outputs of a stack as its state has them; none where it has never been deployed.
+
+    A state in a folder is read while the engine writes it, and what lies beside it (`.json.attrs`) is for a moment an
+    empty file: it is read again.
+    """
+    pauses = iter(_PAUSES_SECONDS)
+    while True:
+        try:
+            # Not a StackReference: that is a resource with a copy of the outputs, which a drift check would find outdated.
+            read = await pulumi.runtime.invoke_async(READ_OUTPUTS, {"name": stack})
+            return read.get("outputs") or {}
+        except Exception as error:
+            pause = next(pauses, None)
+            if pause is None or "failed to load checkpoint" not in str(error):
+                raise
+        await asyncio.sleep(pause)
 
 
 def _yaml(value: object) -> str:

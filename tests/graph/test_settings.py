@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import string
 from pathlib import Path
 from typing import Any
 
+import pulumi
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic.alias_generators import to_camel
 
-from infra.fixed import changed_settings, fixed_settings
+from infra.fixed import changed_settings, deployed_outputs, fixed_settings
 from infra.instances import INSTANCES
 from infra.settings import (
     PROJECT,
@@ -232,6 +234,36 @@ def test_what_holds_for_the_life_of_a_stack() -> None:
         "secretsEncryption: this stack was deployed with true, and the settings now say false",
     ]
     assert changed_settings({}, wanted) == []
+
+
+BEING_WRITTEN = "invoke of pulumi:pulumi:readStackOutputs failed: failed to load checkpoint: EOF"
+
+
+@pytest.mark.parametrize(
+    ("failures", "found"),
+    [
+        ([BEING_WRITTEN] * 3, {"fixed_settings": {"vpcCidr": "10.0.0.0/16"}}),
+        ([BEING_WRITTEN] * 9, BEING_WRITTEN),
+        (["no stack named 'o/p/s' found"], "no stack named 'o/p/s' found"),
+    ],
+)
+def test_a_state_that_is_being_written_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, failures: list[str], found: dict[str, Any] | str
+) -> None:
+    left = list(failures)
+
+    async def invoke(token: str, arguments: dict[str, str]) -> dict[str, Any]:
+        assert (token, arguments) == ("pulumi:pulumi:readStackOutputs", {"name": "o/p/s"})
+        if left:
+            raise Exception(left.pop())  # what Pulumi raises
+        return {"outputs": found}
+
+    monkeypatch.setattr(pulumi.runtime, "invoke_async", invoke)
+    if isinstance(found, str):
+        with pytest.raises(Exception, match=re.escape(found)):
+            asyncio.run(deployed_outputs("o/p/s"))
+    else:
+        assert asyncio.run(deployed_outputs("o/p/s")) == found
 
 
 @pytest.mark.parametrize(
