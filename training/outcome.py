@@ -15,6 +15,8 @@ from training.hangs import diagnose, hosts_of, read_reports
 from training.nodes import read_record
 from training.storage import Storage
 
+_STATUSES = {ExitStatus.SUCCEEDED: "succeeded", ExitStatus.JOB_STOPPED: "stopped"}
+
 
 def end_of_launch(
     storage: Storage,
@@ -28,31 +30,19 @@ def end_of_launch(
     earlier: attempt records of earlier launches. error: what Ray Train's run ended with. final_failure: the file that says
     that a restart cannot help.
     """
-    outcome = _outcome(storage, launch_id, earlier, error, final_failure)
-    return {**outcome, "excluded_nodes": read_record(storage, launch_id).told()}
-
-
-def _outcome(
-    storage: Storage,
-    launch_id: str,
-    earlier: frozenset[str],
-    error: Exception | None,
-    final_failure: str,
-) -> dict[str, Any]:
+    reason = None
     if storage.exists(final_failure):
         final = json.loads(storage.read_text(final_failure))
-        status = ExitStatus(final["status"])
-        return {
-            "status": "stopped" if status == ExitStatus.JOB_STOPPED else "failed",
-            "exit_status": int(status),
-            "error": {"message": final["message"]},
-        }
-    if error is None:
-        return {"status": "succeeded", "exit_status": int(ExitStatus.SUCCEEDED), "error": None}
+        status, reason = ExitStatus(final["status"]), {"message": final["message"]}
+    elif error is not None:
+        status, reason = ExitStatus.JOB_FAILED, _error(storage, launch_id, earlier, error)
+    else:
+        status = ExitStatus.SUCCEEDED
     return {
-        "status": "failed",
-        "exit_status": int(ExitStatus.JOB_FAILED),
-        "error": _error(storage, launch_id, earlier, error),
+        "status": _STATUSES.get(status, "failed"),
+        "exit_status": int(status),
+        "error": reason,
+        "excluded_nodes": read_record(storage, launch_id).told(),
     }
 
 
