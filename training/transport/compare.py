@@ -173,9 +173,7 @@ def compare(
     first, second = _Run(run_a), _Run(run_b)
     efa, tcp = first.leg(), second.leg()
     ratios = _resampled_ratios(first.step_seconds, second.step_seconds)
-    expectation, missing = _expectation(
-        efa, first.bytes_per_node_per_step, network_gbps, efa_gb_per_second, tcp_gb_per_second
-    )
+    expectation, missing = _expectation(first, efa, network_gbps, efa_gb_per_second, tcp_gb_per_second)
     return ComparisonReport(
         efa=efa,
         tcp=tcp,
@@ -240,11 +238,23 @@ class _Run:
 
     @property
     def bytes_per_node_per_step(self) -> int | None:
-        """None when the run recorded no expected bytes, as on one node."""
+        """None when there are no expected bytes in transport.json, or they are 0."""
         nodes = cast("list[dict[str, Any]]", self.transport.get("nodes") or [])
         expected = [node.get("expected_bytes") for node in nodes]
         known = [cast("int", value) for value in expected if value]
         return max(known) // self.num_steps if known else None
+
+    @property
+    def bytes_missing(self) -> str:
+        """Why there is no `bytes_per_node_per_step`."""
+        if self.transport.get("backend") == "gloo":
+            return "the EFA leg ran on CPUs over gloo, and transport.json holds bytes of NCCL alone"
+        ranks = cast("list[dict[str, Any]]", self.transport.get("ranks") or [])
+        if len({rank.get("host") for rank in ranks}) == 1:
+            return "all ranks of the EFA leg ran on one node: its collectives crossed no network"
+        nodes = cast("list[dict[str, Any]]", self.transport.get("nodes") or [])
+        notes = sorted({str(node.get("note")) for node in nodes}) or [str(self.transport.get("reason"))]
+        return f"transport.json of the EFA leg has no expected bytes ({'; '.join(notes)})"
 
     def _text(self, name: str) -> str:
         try:
@@ -300,15 +310,16 @@ def _problems(first: _Run, second: _Run, efa: Leg, tcp: Leg) -> list[str]:
 
 
 def _expectation(
+    run: _Run,
     efa: Leg,
-    bytes_per_step: int | None,
     network_gbps: float | None,
     efa_gb_per_second: float | None,
     tcp_gb_per_second: float | None,
 ) -> tuple[Expectation | None, str | None]:
     """The model's expectation, or why there is none."""
+    bytes_per_step = run.bytes_per_node_per_step
     if bytes_per_step is None:
-        return None, "transport.json of the EFA leg has no expected bytes (one node, or no step completed)"
+        return None, run.bytes_missing
     measured = efa_gb_per_second is not None and tcp_gb_per_second is not None
     if measured:
         efa_rate, tcp_rate = cast("tuple[float, float]", (efa_gb_per_second, tcp_gb_per_second))

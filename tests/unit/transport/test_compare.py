@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.transport import corpus
 from training.transport.compare import CompareError, compare, exit_status
+from training.transport.verdict import judge
 
 TOKENS = 2048 * 8
 
@@ -87,8 +90,31 @@ def test_no_expectation_says_why(tmp_path: Path) -> None:
     one = compare(write_run(tmp_path / "a", "efa", 1), write_run(tmp_path / "b", "tcp", 2))
     assert (one.expected_ratio, one.expectation) == (None, None)
     assert "line rate" in str(one.expectation_missing)
-    runs = write_run(tmp_path / "c", "efa", 1, expected=None), tmp_path / "b"
-    assert "no expected bytes" in str(compare(*runs, network_gbps=40).expectation_missing)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "why"),
+    [
+        (corpus.gloo_two_hosts, "the EFA leg ran on CPUs over gloo"),
+        (corpus.gloo_one_host, "the EFA leg ran on CPUs over gloo"),
+        (corpus.one_host, "all ranks of the EFA leg ran on one node"),
+        (corpus.expected_bytes_not_recorded, "(the job recorded no expected bytes to compare with)"),
+        (corpus.no_step_completed, "(the job completed no step that had to cross the network)"),
+        (corpus.nothing_at_all, "(which ranks ran is not known: ranks.json is missing"),
+    ],
+)
+def test_no_expected_bytes_has_the_reason_that_holds(
+    tmp_path: Path, evidence: Callable[[Path], Path], why: str
+) -> None:
+    runs = write_run(tmp_path / "a", "efa", 1), write_run(tmp_path / "b", "tcp", 2)
+    judged = judge(evidence(tmp_path / "evidence"), require="any")
+    (runs[0] / "transport.json").write_text(judged.model_dump_json())
+
+    report = compare(*runs, network_gbps=40)
+
+    assert report.expectation is None
+    [sentence] = [one for one in report.sentences() if one.startswith("No expectation: ")]
+    assert why in sentence
 
 
 @pytest.mark.parametrize(
