@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf import empty_pb2
-from pulumi.runtime.proto import plugin_pb2, provider_pb2_grpc, resource_pb2, resource_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as messages
+from pulumi.runtime.proto import resource_pb2, resource_pb2_grpc
 
-from tests.engine.wire import OPTIONS, UNKNOWN, decode, encode, fail
+from tests.engine.wire import OPTIONS, UNKNOWN, Plugin, decode, encode, fail
 
 VERSION = "4.4.0"
 _RESOURCE_SIGNATURE = {"4dabf18193072939515e22adb298388d": "5cf8f73096256a8f31e491e813e4eb8e"}
@@ -105,27 +104,17 @@ class Children:
         return Registered(answer.urn, answer.id or UNKNOWN, decode(answer.object))
 
 
-class Eks(provider_pb2_grpc.ResourceProviderServicer):
+class Eks(Plugin):
+    version = VERSION
+
     def Handshake(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return messages.ProviderHandshakeResponse(accept_secrets=True, accept_resources=True)
-
-    def Attach(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return empty_pb2.Empty()
-
-    def GetPluginInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return plugin_pb2.PluginInfo(version=VERSION)
-
-    def CheckConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.CheckResponse(inputs=request.news)
 
     def DiffConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return messages.DiffResponse()
 
     def Configure(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return messages.ConfigureResponse(acceptSecrets=True, acceptResources=True, supportsPreview=True)
-
-    def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return empty_pb2.Empty()
 
     def Construct(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         if request.type != "eks:index:Cluster":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,16 +99,20 @@ class Faults:
 
     calls: list[Call] = field(default_factory=list)
     fired: Call | None = None
+    refused: list[Call] = field(default_factory=list)
+    """The calls of `refuse_each` that came."""
     released: threading.Event = field(default_factory=threading.Event)
     """Set when the engine cancels the plugin, and at the end of each test: calls that hang then fail."""
     _matches: Callable[[Call], bool] | None = None
     _act: Act | None = None
     _from_then_on: bool = False
+    _each: dict[Call, Kind] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reset(self) -> None:
         self._matches, self._act, self.fired = None, None, None
-        self.calls = []
+        self._each = {}
+        self.calls, self.refused = [], []
         self.released = threading.Event()
 
     def fail(self, matches: Call | Callable[[Call], bool], kind: Kind, *, from_then_on: bool = False) -> None:
@@ -119,6 +123,10 @@ class Faults:
 
         self.order(matches, refuse)
         self._from_then_on = from_then_on
+
+    def refuse_each(self, kinds: Mapping[Call, Kind]) -> None:
+        """Each of these calls is refused when it comes, for its own reason."""
+        self._each, self.refused = dict(kinds), []
 
     def hang(self, matches: Call | Callable[[Call], bool]) -> None:
         """The first call that matches gets no answer until the engine cancels the plugin, or the test ends."""
@@ -147,6 +155,11 @@ class Faults:
             if hit:
                 self.fired = call
             hit = hit or (self._from_then_on and self.fired is not None)
+            kind = self._each.get(call)
+            if kind is not None:
+                self.refused.append(call)
+        if kind is not None:
+            raise error(kind, service, operation)
         if hit:
             assert self._act is not None
             self._act(call)

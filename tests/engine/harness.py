@@ -40,6 +40,7 @@ from tests.gotools import build
 PROJECT = "efa-finetune"
 PASSPHRASE = "test"
 TIMEOUT_SECONDS = 180
+_ONE_CHECKPOINT = {"PULUMI_SKIP_CHECKPOINTS": "true", "PULUMI_EXPERIMENTAL": "true"}
 _PLUGIN_MAIN = Path(__file__).parent / "plugin_main.py"
 
 
@@ -232,6 +233,9 @@ class Stack:
     name: str = "dev"
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    checkpoints: bool = False
+    """Whether the engine writes its state around each step, as it does for users, and not once at its end, which is half
+    of its work. A run that is cut off needs it."""
     own_plugins: tuple[str, ...] = ()
     """Plugins that the engine starts as processes of their own, instead of using the ones in this process."""
 
@@ -339,6 +343,7 @@ class Stack:
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_DIY_BACKEND_DISABLE_CHECKPOINT_BACKUPS": "true",
             "PULUMI_DEBUG_PROVIDERS": attach,
+            **({} if self.checkpoints else _ONE_CHECKPOINT),
             **self.environment,
         }
         stack = [] if arguments[0] == "stack" else ["--stack", f"organization/{PROJECT}/{self.name}"]

@@ -12,16 +12,17 @@ from typing import Any
 
 import grpc
 from google.protobuf import empty_pb2
-from pulumi.runtime.proto import plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as messages
 
-from tests.engine.wire import UNKNOWN, Values, decode, encode, fail, has_unknowns, name_of, type_of
+from tests.engine.wire import UNKNOWN, Plugin, Values, decode, encode, fail, has_unknowns, name_of, type_of
 
 VERSION = "4.34.2"
 
 
-class Kubernetes(provider_pb2_grpc.ResourceProviderServicer):
+class Kubernetes(Plugin):
     """`reachable` says why the API of the configured cluster cannot be reached, or None when it can."""
+
+    version = VERSION
 
     def __init__(self, reachable: Callable[[str], str | None]) -> None:
         self._reachable = reachable
@@ -29,18 +30,6 @@ class Kubernetes(provider_pb2_grpc.ResourceProviderServicer):
         self.objects: dict[str, Values] = {}
         self.created: list[str] = []
         self.deleted: list[str] = []
-
-    def Handshake(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.ProviderHandshakeResponse()
-
-    def Attach(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return empty_pb2.Empty()
-
-    def GetPluginInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return plugin_pb2.PluginInfo(version=VERSION)
-
-    def CheckConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.CheckResponse(inputs=request.news)
 
     def DiffConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         # Like the real provider: another identifier is another cluster, and so is a kubeconfig that is not known yet,
@@ -61,9 +50,6 @@ class Kubernetes(provider_pb2_grpc.ResourceProviderServicer):
         settings = decode(request.args)
         self._cluster = str(settings.get("clusterIdentifier") or settings.get("kubeconfig") or "")
         return messages.ConfigureResponse(supportsPreview=True)
-
-    def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return empty_pb2.Empty()
 
     def Check(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         inputs = decode(request.news)

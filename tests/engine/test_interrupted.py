@@ -60,7 +60,7 @@ def test_interrupt_while_a_node_group_is_being_made(
     make_stack: Callable[..., Any], engine: Any, account: str
 ) -> None:
     """Ctrl-C once: the engine cancels the plugin, keeps what there is, and gives the lock back."""
-    stack = make_stack()
+    stack = make_stack(checkpoints=True)
     engine.faults.hang(on("eks", "DescribeNodegroup"))
     running = stack.start("up", "--yes", "--skip-preview")
     _until(lambda: engine.faults.fired is not None, "the node group")
@@ -77,7 +77,7 @@ def test_engine_killed_leaves_a_lock_and_says_how_to_go_on(
     make_stack: Callable[..., Any], engine: Any, account: str
 ) -> None:
     """kill -9, a lost laptop: lock -> cancel -> refresh -> up."""
-    stack = make_stack()
+    stack = make_stack(checkpoints=True)
     engine.faults.hang(on("eks", "CreateNodegroup"))
     running = stack.start("up", "--yes", "--skip-preview")
     _until(lambda: engine.faults.fired is not None, "the node group")
@@ -105,7 +105,7 @@ def test_created_unseen_is_found_by_the_audit(
     make_stack: Callable[..., Any], engine: Any, account: str
 ) -> None:
     """AWS made the NAT gateway, but the answer was lost with the engine: nothing in the state, 0.045 USD an hour."""
-    stack = make_stack()
+    stack = make_stack(checkpoints=True)
 
     def answer_lost(call: Call) -> None:
         client = engine.emulator.session(engine.identity).client("ec2")
@@ -147,7 +147,9 @@ def test_created_unseen_is_found_by_the_audit(
 def test_plugin_dies_in_the_middle(make_stack: Callable[..., Any], engine: Any, account: str) -> None:
     """Here the engine starts the plugin itself, as a process, and the process is gone in the middle of a call."""
     with environment(engine.emulator.endpoint(), account) as aws:
-        stack = make_stack(own_plugins=("aws",), environment={**aws, "DIE_AT": "CreateLaunchTemplate"})
+        stack = make_stack(
+            checkpoints=True, own_plugins=("aws",), environment={**aws, "DIE_AT": "CreateLaunchTemplate"}
+        )
         failed = stack.up("--parallel=1")
         assert not failed.ok
         reported = explain_output(failed.log.read_text())
@@ -160,7 +162,7 @@ def test_plugin_dies_in_the_middle(make_stack: Callable[..., Any], engine: Any, 
 
 
 def test_interrupted_destroy_goes_on(make_stack: Callable[..., Any], engine: Any, account: str) -> None:
-    stack = make_stack()
+    stack = make_stack(checkpoints=True)
     stack.up().require_ok()
     engine.faults.hang(on("eks", "DeleteCluster"))
     running = stack.start("destroy", "--yes", "--skip-preview")

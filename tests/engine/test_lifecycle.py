@@ -17,7 +17,7 @@ def test_up_again_changes_nothing_and_destroy_leaves_nothing(
 ) -> None:
     engine.session.client("ec2", endpoint_url="http://aws.test").describe_vpcs()
     before = inventory.contents(account)
-    stack = make_stack(settings)
+    stack = make_stack(settings, checkpoints=True)
 
     created = stack.up().require_ok()
     calls = len(engine.faults.calls)

@@ -7,8 +7,8 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, struct_pb2
-from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc, status_pb2
+from google.protobuf import any_pb2, empty_pb2, struct_pb2
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
 Values = dict[str, Any]
 
@@ -110,6 +110,27 @@ def fail_initialization(
     status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
     context.abort(code, message)
+
+
+class Plugin(provider_pb2_grpc.ResourceProviderServicer):
+    """What a plugin answers the engine about itself, where it has nothing of its own to say."""
+
+    version: str
+
+    def Handshake(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return provider_pb2.ProviderHandshakeResponse()
+
+    def Attach(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return empty_pb2.Empty()
+
+    def GetPluginInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return plugin_pb2.PluginInfo(version=self.version)
+
+    def CheckConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return provider_pb2.CheckResponse(inputs=request.news)
+
+    def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return empty_pb2.Empty()
 
 
 class Served:

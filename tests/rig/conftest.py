@@ -5,7 +5,7 @@ running. FINETUNE_RIG_KEEP=1 also leaves running what the tests started. stack  
 rig, deployed once: `stack.outputs_file` is what `finetune --outputs` reads, `stack.environment()` has
 KUBECONFIG, kubectl on the PATH and the keys of the object store. A test may change `stack.settings` and
 call `stack.up()`, or destroy it: the next test that asks for it gets it back as it was. spare   a second
-rig beside it, not started, for tests that break one.
+rig beside it for tests that break one, as the test before left it: `up` makes a running one of any.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def stack_as_it_is(_deployment: Deployment) -> Deployment:
     return _deployment
 
 
-@pytest.fixture
-def spare(tmp_path: Path) -> Iterator[Rig]:
+@pytest.fixture(scope="module")
+def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     _require_support()
-    rig = Rig(Layout(tmp_path / "spare", "10.98.77"))
+    rig = Rig(Layout(tmp_path_factory.mktemp("spare") / "spare", "10.98.77"))
     yield rig
     rig.down()
 

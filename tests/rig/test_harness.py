@@ -83,6 +83,23 @@ def test_stop_leaves_nothing(spare: Rig) -> None:
     spare.down()  # Stopping what is stopped is no error.
 
 
+def test_a_starter_that_is_killed_leaves_no_obstacle(spare: Rig) -> None:
+    command = "from tests.rig.cluster import *; from pathlib import Path; import sys\n"
+    command += "Rig(Layout(Path(sys.argv[1]), sys.argv[2])).up()"
+    starter = subprocess.Popen(
+        [os.sys.executable, "-c", command, str(spare.layout.state), spare.layout.network],
+        cwd=names.REPOSITORY,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _until(lambda: bool(_pids(spare.layout, "etcd")), seconds=120)
+    finally:
+        starter.kill()
+        starter.wait()
+    spare.up()
+    assert len(spare.get("nodes")["items"]) == 3
+
+
 def test_start_after_kill_9(spare: Rig) -> None:
     spare.up()
     os.kill(_pids(spare.layout, "tests.rig.supervisor")[0], signal.SIGKILL)
@@ -103,24 +120,8 @@ def test_a_component_that_dies_is_named_and_replaced_by_the_next_start(spare: Ri
     assert spare.status().phase == "ready"
 
 
-def test_a_starter_that_is_killed_leaves_no_obstacle(spare: Rig) -> None:
-    command = "from tests.rig.cluster import *; from pathlib import Path; import sys\n"
-    command += "Rig(Layout(Path(sys.argv[1]), sys.argv[2])).up()"
-    starter = subprocess.Popen(
-        [os.sys.executable, "-c", command, str(spare.layout.state), spare.layout.network],
-        cwd=names.REPOSITORY,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _until(lambda: bool(_pids(spare.layout, "etcd")), seconds=120)
-    finally:
-        starter.kill()
-        starter.wait()
-    spare.up()
-    assert len(spare.get("nodes")["items"]) == 3
-
-
 def test_an_address_in_use_is_an_error_that_names_the_owner(spare: Rig) -> None:
+    spare.down()
     run("ip", "link", "add", "harness0", "type", "bridge")
     try:
         run("ip", "addr", "add", f"{spare.layout.network}.7/24", "dev", "harness0")

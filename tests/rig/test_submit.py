@@ -55,12 +55,16 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def finetune(submit_stack: Deployment, code: Path, tmp_path: Path) -> Iterator[Finetune]:
-    """The command line on a stack that is ready and runs no job."""
+def finetune(
+    submit_stack: Deployment, code: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Finetune]:
+    """The command line on a stack that is ready and runs no job: each test sees its jobs to their end, and what one
+    that fails has left is stopped."""
     wait_until("head and both workers are ready", lambda: ready_pods(submit_stack) == 3, 300)
     tool = Finetune(submit_stack, tmp_path, submit_stack.outputs_file, code)
+    failed_before = request.session.testsfailed
     yield tool
-    if not submit_stack.is_up:
+    if not submit_stack.is_up or request.session.testsfailed == failed_before:
         return
     for job in tool.run("list").document["jobs"]:
         if job["status"] in ("pending", "running"):

@@ -12,13 +12,13 @@ import botocore.session
 import grpc
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from google.protobuf import empty_pb2
-from pulumi.runtime.proto import plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as messages
 
 from tests.engine.emulator import REGION
 from tests.engine.faults import acting_for
 from tests.engine.wire import (
     UNKNOWN,
+    Plugin,
     decode,
     encode,
     fail,
@@ -49,8 +49,10 @@ _SERVICE_NAMES = {
 }
 
 
-class Aws(provider_pb2_grpc.ResourceProviderServicer):
+class Aws(Plugin):
     """Serves all aws resources of a stack. `connect` makes the cloud of a configured provider."""
+
+    version = VERSION
 
     def __init__(self, connect: Callable[[str], Cloud], *, has_credentials: Callable[[], bool]) -> None:
         self._connect = connect
@@ -61,15 +63,6 @@ class Aws(provider_pb2_grpc.ResourceProviderServicer):
         """URNs in the order in which they were deleted."""
 
     # --- the provider itself -----------------------------------------------------------------------------------------
-
-    def Handshake(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return messages.ProviderHandshakeResponse()
-
-    def Attach(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return empty_pb2.Empty()
-
-    def GetPluginInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        return plugin_pb2.PluginInfo(version=VERSION)
 
     def CheckConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         given = decode(request.news)

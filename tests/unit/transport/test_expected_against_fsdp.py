@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -91,6 +91,12 @@ class Counter:
         monkeypatch.setattr(dist, "all_reduce", watched)
 
 
+def _mesh(scheme: Any) -> DeviceMesh:
+    if scheme == "full":
+        return init_device_mesh("cpu", (WORLD,))
+    return init_device_mesh("cpu", (WORLD // GPUS, GPUS), mesh_dim_names=("replicate", "shard"))
+
+
 @pytest.mark.parametrize("scheme", ["full", "hybrid"])
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -99,10 +105,7 @@ class Counter:
 def test_formula_counts_what_fsdp_sends(
     scheme: Any, reshard: bool, accumulation: int, with_adapters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if scheme == "full":
-        mesh = init_device_mesh("cpu", (WORLD,))
-    else:
-        mesh = init_device_mesh("cpu", (WORLD // GPUS, GPUS), mesh_dim_names=("replicate", "shard"))
+    mesh = _mesh(scheme)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = adapted() if with_adapters else Model()
     for block in model.blocks:
@@ -149,10 +152,7 @@ def test_formula_counts_the_reference_of_preference_pairs(
     scheme: Any, reshard: bool, with_adapters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen copy, gathered group by group for every micro-batch; or one more forward of the model with adapters."""
-    if scheme == "full":
-        mesh = init_device_mesh("cpu", (WORLD,))
-    else:
-        mesh = init_device_mesh("cpu", (WORLD // GPUS, GPUS), mesh_dim_names=("replicate", "shard"))
+    mesh = _mesh(scheme)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = adapted() if with_adapters else Model()
     copy = Model().to(torch.bfloat16).requires_grad_(False)
