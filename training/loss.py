@@ -45,7 +45,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         (grad_output,) = grad_outputs
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
-            None if grad_hidden is None else grad_hidden * grad_output.to(grad_hidden.dtype),
+            None if grad_hidden is None else _scaled(grad_hidden, grad_output, grad_hidden.dtype),
             None if grad_weight is None else _scaled(grad_weight, grad_output, ctx.weight_dtype),
             None,
             None,
@@ -91,6 +91,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _scaled(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """tensor * factor in another dtype, in one pass."""
+    if tensor.is_cuda:  # torch's own product of mixed dtypes reaches a third of the memory's speed (H200, 2026-12)
+        from training.kernels.cross_entropy_triton import scaled
+
+        return scaled(tensor, factor, dtype)
     return torch.mul(tensor, factor, out=torch.empty_like(tensor, dtype=dtype))
 
 
