@@ -1,4 +1,8 @@
-"""Float8 against bf16 on real text (the Python language reference): held-out loss, same steps, same weights."""
+"""Float8 against bf16 on real text (the Python language reference): held-out loss, same steps, same weights.
+
+`python -m bench.gpu.convergence [MODEL[:DTYPE] ...]`: small, 1.5B, small:float8, 1.5B:bf16, ... Only losses count here, so
+that several of them may share a GPU.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,7 @@ def run(name: str, float8: bool, pieces: int = 5) -> None:
         if not piece:
             evaluations.append([0, trainer.progress.first_eval_loss])
         evaluations.append([trainer.progress.step, trainer._evaluate(trainer.progress.step)])
+        emit("held_out", name=name, float8=float8, step=evaluations[-1][0], loss=evaluations[-1][1])
     losses = ours.losses()
     emit("convergence", name=name, float8=float8, steps=steps, tokens_per_step=TOKENS, learning_rate=learning_rate,
          held_out=evaluations, train_loss=statistics.mean(losses[-20:]), 
@@ -52,9 +57,10 @@ def run(name: str, float8: bool, pieces: int = 5) -> None:
 
 
 def main(names: list[str]) -> None:
-    for name in names or list(MODELS):
-        for float8 in (False, True):
-            run(name, float8)
+    for argument in names or list(MODELS):
+        name, _, dtype = argument.partition(":")
+        for each in (dtype,) if dtype else ("bf16", "float8"):
+            run(name, each == "float8")
 
 
 if __name__ == "__main__":

@@ -212,16 +212,16 @@ def _in_order(trainer: type) -> type:
 
 
 PEERS: dict[str, Callable[[Bench], tuple[list[Any], float | None, int]]] = {
+    "TRL wrapped packing + Liger, bf16 weights": lambda bench: bench.trl(
+        packing_strategy="wrapped", use_liger_kernel=True
+    ),
     "torchtitan 0.2.2": lambda bench: bench.torchtitan(tuned=False),
-    "torchtitan 0.2.2, tied group, no reshard": lambda bench: bench.torchtitan(tuned=True),
     "HF Trainer, bf16 weights": lambda bench: bench.trainer(),
     "HF Trainer, torch_compile, bf16 weights": lambda bench: bench.trainer(torch_compile=True),
     "TRL default (bfd packing, checkpointing), bf16 weights": lambda bench: bench.trl(
         gradient_checkpointing=True
     ),
-    "TRL wrapped packing + Liger, bf16 weights": lambda bench: bench.trl(
-        packing_strategy="wrapped", use_liger_kernel=True
-    ),
+    "torchtitan 0.2.2, tied group, no reshard": lambda bench: bench.torchtitan(tuned=True),
     "HF Trainer + Liger, fp32 weights and autocast": lambda bench: bench.trainer(
         torch.float32, use_liger_kernel=True
     ),
