@@ -14,27 +14,27 @@ from bench.gpu.ours import WORK, Clock, Ours, clean, emit, make_job
 from training.data.texts import texts
 from training.data.tokenizer import save_tokenizer, train_bpe
 
-TOKENS, LENGTH, VOCAB = 8_192, 1_024, 4_096
+LENGTH, VOCAB = 1_024, 4_096
 DATA: dict[str, Any] = {"source": "python-docs", "validation": {"fraction": 0.05}}
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_layers": 8, "num_heads": 8, "vocab_size": VOCAB}
-# name -> (architecture, steps, learning rate)
-MODELS: dict[str, tuple[dict[str, Any], int, float]] = {
-    "1.5B": ({}, 300, 2e-4),
-    "small": (SMALL, 1000, 1e-3),
+# name -> (architecture, steps, learning rate, tokens a step): at most 7 passes over the text, so that held-out loss falls
+MODELS: dict[str, tuple[dict[str, Any], int, float, int]] = {
+    "1.5B": ({}, 300, 2e-4, 8_192),
+    "small": (SMALL, 1000, 5e-4, 2_048),
 }
 
 
 def run(name: str, float8: bool, pieces: int = 5) -> None:
-    architecture, steps, learning_rate = MODELS[name]
+    architecture, steps, learning_rate, tokens = MODELS[name]
     folder = WORK / "tokenizer-docs"
     if not folder.exists():
-        data = make_job(TOKENS, LENGTH, data=DATA).data
+        data = make_job(tokens, LENGTH, data=DATA).data
         save_tokenizer(train_bpe(texts(data, WORK / "texts"), VOCAB), folder)
     clean()
     clock = Clock()
     job = make_job(
-        TOKENS, LENGTH, architecture, DATA,
+        tokens, LENGTH, architecture, DATA,
         model__tokenizer=str(folder), model__float8=float8, optimizer__learning_rate=learning_rate,
         schedule__warmup_steps=30, evaluation__max_batches=20,
     )  # fmt: skip
@@ -49,7 +49,7 @@ def run(name: str, float8: bool, pieces: int = 5) -> None:
         evaluations.append([trainer.progress.step, trainer._evaluate(trainer.progress.step)])
         emit("held_out", name=name, float8=float8, step=evaluations[-1][0], loss=evaluations[-1][1])
     losses = ours.losses()
-    emit("convergence", name=name, float8=float8, steps=steps, tokens_per_step=TOKENS, learning_rate=learning_rate,
+    emit("convergence", name=name, float8=float8, steps=steps, tokens_per_step=tokens, learning_rate=learning_rate,
          held_out=evaluations, train_loss=statistics.mean(losses[-20:]), 
          median_step_ms=round(statistics.median(seconds) * 1e3, 1),
          seconds=clock.lap())  # fmt: skip
