@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -198,13 +200,16 @@ def _batches(rows: Iterator[Row], max_rows: int | None) -> Iterator[list[Row]]:
 
 
 class _Writer:
-    """Appends documents to the files of an entry."""
+    """Writes the files of an entry: tokens as they come, what is known per document at the end."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True)
         self._folder = folder
         self._stack = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
+        self._per_document = {
+            name: array(np.dtype(_ARRAYS[name]).char) for name in _ARRAYS if name not in _PER_TOKEN
+        }
         self._end = 0
         self._rows = 0
         self._rejected: dict[str, int] = {}
@@ -213,7 +218,7 @@ class _Writer:
     def __enter__(self) -> Self:
         for name in _ARRAYS:
             self._files[name] = self._stack.enter_context((self._folder / f"{name}.bin").open("wb"))
-        self._append("offsets", [0])
+        self._per_document["offsets"].append(0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -222,14 +227,19 @@ class _Writer:
     def add(self, line: int, document: Encoded) -> None:
         self._rows += 1
         self._end += len(document.ids)
-        self._files["tokens"].write(document.ids.tobytes())
+        ids = document.ids.tobytes()
+        self._files["tokens"].write(ids)
         self._files["supervised"].write(document.supervised.tobytes())
-        self._append("offsets", [self._end])
-        self._append("lines", [line])
-        self._append("learnt", [int(document.supervised[1:].sum())])
-        self._append("rejected_from", [document.rejected_from])
-        identity = document.ids.tobytes() if document.group is None else document.group.encode()
-        self._files["groups"].write(hashlib.blake2b(identity, digest_size=8).digest())
+        identity = ids if document.group is None else document.group.encode()
+        values = {
+            "offsets": self._end,
+            "lines": line,
+            "learnt": int(np.count_nonzero(document.supervised[1:])),
+            "rejected_from": document.rejected_from,
+            "groups": int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), sys.byteorder),
+        }
+        for name, value in values.items():
+            self._per_document[name].append(value)
 
     def reject(self, row: BadRow) -> None:
         self._rows += 1
@@ -238,6 +248,8 @@ class _Writer:
             self._examples.append(row)
 
     def finish(self, row_format: str) -> None:
+        for name, values in self._per_document.items():
+            values.tofile(self._files[name])
         for stream in self._files.values():
             stream.flush()
             os.fsync(stream.fileno())
@@ -248,9 +260,6 @@ class _Writer:
             "examples": [row.model_dump() for row in self._examples],
         }
         (self._folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-
-    def _append(self, name: str, values: list[int]) -> None:
-        self._files[name].write(np.array(values, dtype=_ARRAYS[name]).tobytes())
 
 
 def _load(folder: Path, name: str, key: str, from_cache: bool) -> TokenShard:

@@ -23,6 +23,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from training.data.config import Mask
 from training.data.errors import DataError
 from training.data.formats import Conversation, Example, Pair, PlainText, RowError
+from training.data.pretokens import PreTokenTable, Tokens
 from training.data.tokenizer import CHATML_TEMPLATE, TURN_END, TURN_START
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -80,25 +81,30 @@ class Encoder:
         self._mask = mask
         self._marked = template is not None and _GENERATION.search(template) is not None
         self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._table = PreTokenTable.of(tokenizer.backend_tokenizer)
+        self._plain_is_bare = tokenizer.backend_tokenizer.num_special_tokens_to_add(is_pair=False) == 0
 
     def encode(self, batches: Iterable[Sequence[Example | RowError]]) -> Iterator[list[Encoded | RowError]]:
         """Every example of every batch as a document, or why it cannot be one; a RowError passes through.
 
-        A batch is tokenized (outside the interpreter's lock, on all cores) while the next one is rendered.
-        Raises DataError for what no row can mend.
+        What the table of pre-tokens cannot tell is tokenized outside the interpreter's lock, on all cores, while the
+        next batch is rendered. Raises DataError for what no row can mend.
         """
         self._tokenizer.backend_tokenizer.no_truncation()
         self._tokenizer.backend_tokenizer.no_padding()
         with ThreadPoolExecutor(max_workers=1) as pool:
-            waiting: tuple[list[_Rendered], Future[list[Encoding]]] | None = None
+            waiting: _Waiting | None = None
             for batch in batches:
                 rendered = [self._rendered(example) for example in batch]
-                following = (rendered, pool.submit(self._tokenized, rendered))
+                parts = [part for row in rendered for part in row.parts()]
+                tokens = self._looked_up(parts)
+                others = [part for part, known in zip(parts, tokens, strict=True) if known is None]
+                following = _Waiting(rendered, tokens, pool.submit(self._tokenized, others))
                 if waiting is not None:
-                    yield self._documents(waiting[0], waiting[1].result())
+                    yield self._documents(waiting)
                 waiting = following
             if waiting is not None:
-                yield self._documents(waiting[0], waiting[1].result())
+                yield self._documents(waiting)
 
     def _rendered(self, example: Example | RowError) -> "_Rendered":
         if isinstance(example, RowError):
@@ -119,28 +125,31 @@ class Encoder:
             return _Rendered(error=error)
         return _Rendered(text=text, spans=spans, group=example.group)
 
-    def _tokenized(self, rendered: list["_Rendered"]) -> list[Encoding]:
-        """The encodings of the rows without an error, conversations first."""
-        encode = self._tokenizer.backend_tokenizer.encode_batch
-        chats = [part.text for row in rendered for part in row.chats()]
-        plain = [row.text for row in rendered if row.error is None and row.spans is None]
-        # A template writes the special tokens itself; around plain text they are the tokenizer's business.
-        return [*encode(chats, add_special_tokens=False), *encode(plain, add_special_tokens=True)]
+    def _looked_up(self, parts: Sequence["_Rendered"]) -> list[Tokens | None]:
+        if self._table is None or not (self._plain_is_bare or all(part.spans is not None for part in parts)):
+            return [None] * len(parts)
+        return self._table.encode(part.text for part in parts)
 
-    def _documents(self, rendered: list["_Rendered"], encodings: list[Encoding]) -> list[Encoded | RowError]:
-        num_chats = sum(len(row.chats()) for row in rendered)
-        chats, plain = iter(encodings[:num_chats]), iter(encodings[num_chats:])
+    def _tokenized(self, parts: Sequence["_Rendered"]) -> list[Encoding]:
+        """What the tokenizer itself makes of the texts."""
+        encode = self._tokenizer.backend_tokenizer.encode_batch
+        chats = [part.text for part in parts if part.spans is not None]
+        plain = [part.text for part in parts if part.spans is None]
+        # A template writes the special tokens itself; around plain text they are the tokenizer's business.
+        of_chats = iter(encode(chats, add_special_tokens=False))
+        of_plain = iter(encode(plain, add_special_tokens=True))
+        return [next(of_plain if part.spans is None else of_chats) for part in parts]
+
+    def _documents(self, waiting: "_Waiting") -> list[Encoded | RowError]:
+        encodings = iter(waiting.encodings.result())
+        tokens = iter([next(encodings) if known is None else known for known in waiting.tokens])
         documents: list[Encoded | RowError] = []
-        for row in rendered:
+        for row in waiting.rendered:
             if row.error is not None:
                 documents.append(row.error)
-            elif row.rejected is not None:
-                answers = (self._masked(next(chats), part) for part in row.chats())
-                documents.append(_joined(*map(_checked, answers)))
-            elif row.spans is not None:
-                documents.append(_checked(self._masked(next(chats), row)))
-            else:
-                documents.append(_checked(self._plain(next(plain), row)))
+                continue
+            parts = [_checked(self._document(next(tokens), part)) for part in row.parts()]
+            documents.append(parts[0] if row.rejected is None else _joined(*parts))
         return documents
 
     def render(self, conversation: Conversation) -> tuple[str, list[Span]]:
@@ -212,24 +221,25 @@ class Encoder:
             spans.append((len(before), len(after.rstrip())))
         return text, spans
 
-    def _masked(self, encoding: Encoding, row: "_Rendered") -> Encoded:
-        ids = np.array(encoding.ids, dtype=np.uint32)
+    def _document(self, tokens: Tokens | Encoding, part: "_Rendered") -> Encoded:
+        ids = tokens.ids if isinstance(tokens, Tokens) else np.array(tokens.ids, dtype=np.uint32)
+        if part.spans is None:
+            return self._plain(ids, part)
         supervised = np.zeros(len(ids), dtype=np.bool_)
-        for start, end in row.spans or ():
-            first, last = _token_at(encoding, start, len(row.text)), _token_at(encoding, end, len(row.text))
+        borders = _tokens_at(tokens, [border for span in part.spans for border in span], len(part.text))
+        for first, last in zip(borders[::2], borders[1::2], strict=True):
             supervised[first:last] = True
-        return Encoded(ids, supervised, row.group)
+        return Encoded(ids, supervised, part.group)
 
-    def _plain(self, encoding: Encoding, row: "_Rendered") -> Encoded:
+    def _plain(self, ids: npt.NDArray[np.uint32], part: "_Rendered") -> Encoded:
         end = self._tokenizer.eos_token_id
         if not isinstance(end, int):
             raise DataError(
                 "plain text needs a tokenizer with an end-of-text token (eos_token), which this one lacks"
             )
-        ids = encoding.ids
-        if not ids or ids[-1] != end:
-            ids = [*ids, end]
-        return Encoded(np.array(ids, dtype=np.uint32), np.ones(len(ids), dtype=np.bool_), row.group)
+        if not len(ids) or ids[-1] != end:
+            ids = np.append(ids, np.uint32(end))
+        return Encoded(ids, np.ones(len(ids), dtype=np.bool_), part.group)
 
 
 @dataclass(frozen=True)
@@ -242,15 +252,31 @@ class _Rendered:
     error: RowError | None = None
     rejected: "_Rendered | None" = None
 
-    def chats(self) -> list["_Rendered"]:
-        """The conversations of the row: none, one, or the two of a pair."""
-        if self.error is not None or self.spans is None:
+    def parts(self) -> list["_Rendered"]:
+        """The sequences of the row: none, one, or the two of a pair."""
+        if self.error is not None:
             return []
         return [self] if self.rejected is None else [self, self.rejected]
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A batch on its way: tokens has a place for every part of every row, None where the next of the encodings
+    belongs."""
+
+    rendered: list[_Rendered]
+    tokens: list[Tokens | None]
+    encodings: Future[list[Encoding]]
+
+
+def _tokens_at(tokens: Tokens | Encoding, characters: Sequence[int], length: int) -> list[int]:
+    """Index of the first token at or after each character; the number of tokens where there is none."""
+    if isinstance(tokens, Tokens):
+        return tokens.ends.searchsorted(characters, side="right").tolist()
+    return [_token_at(tokens, character, length) for character in characters]
+
+
 def _token_at(encoding: Encoding, character: int, length: int) -> int:
-    """Index of the first token at or after a character; the number of tokens when there is none."""
     while character < length:
         token = encoding.char_to_token(character)
         if token is not None:
@@ -262,7 +288,7 @@ def _token_at(encoding: Encoding, character: int, length: int) -> int:
 def _checked(document: Encoded) -> Encoded | RowError:
     if len(document.ids) < 2:
         return RowError("empty", f"{len(document.ids)} tokens: nothing to predict")
-    if not document.supervised[1:].any():
+    if not np.count_nonzero(document.supervised[1:]):
         return RowError("no answer", "the chat template leaves no token of an assistant to learn")
     return document
 

@@ -1,4 +1,6 @@
 import re
+import threading
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.data.chat import Encoded, Encoder, resolve_template
 from training.data.errors import DataError
-from training.data.formats import Conversation, PlainText, RowError
+from training.data.formats import Conversation, Pair, PlainText, RowError
 from training.data.tokenizer import CHATML_TEMPLATE
 
 # ChatML the way Qwen2.5's own template writes it: a default system prompt, tool turns gathered in one user turn,
@@ -230,3 +232,113 @@ def test_batches_come_out_in_order_with_errors_in_their_place(tokenizer: PreTrai
 def test_plain_text_with_a_mask_of_turns_is_an_error(tokenizer: PreTrainedTokenizerFast, mask: Any) -> None:
     with pytest.raises(DataError, match=f"mask '{mask}' is impossible with plain text, which has no turns"):
         encode_all(Encoder(tokenizer, None, mask), PlainText("the cat"))
+
+
+mixed_text = st.lists(
+    st.sampled_from(
+        [
+            "the cat sat",
+            " ",
+            "\n",
+            "\n\n",
+            "it's 12",
+            "naïve “x”",
+            "猫",
+            "e\u0301",
+            "😀",
+            "<|im_end|>",
+            "\u00a0",
+            "ſ",
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda parts: "a" + "".join(parts))
+conversations = st.lists(st.tuples(mixed_text, mixed_text), min_size=1, max_size=3).map(
+    lambda turns: Conversation(
+        [
+            message
+            for question, answer in turns
+            for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        ],
+        2 * len(turns) - 1,
+        group="g" if len(turns) > 1 else None,
+    )
+)
+pairs = st.tuples(mixed_text, mixed_text, mixed_text).map(
+    lambda texts: Pair(
+        *(
+            Conversation(
+                [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": text}],
+                1,
+                group=texts[0],
+            )
+            for text in texts[1:]
+        )
+    )
+)
+plain_texts = st.builds(PlainText, mixed_text | st.just(""))
+errors = st.just(RowError("empty", "nothing"))
+
+
+@pytest.mark.parametrize("template", [CHATML_TEMPLATE, QWEN_STYLE])
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(st.lists(conversations | pairs | plain_texts | errors, max_size=5), max_size=4),
+    data=st.data(),
+)
+def test_table_of_pretokens_changes_no_document(
+    tokenizer: PreTrainedTokenizerFast, template: str, batches: list[list[Any]], data: st.DataObject
+) -> None:
+    mask: Any = data.draw(st.sampled_from(["auto", "all"]))
+    with_table, without = Encoder(tokenizer, template, mask), Encoder(tokenizer, template, mask)
+    assert with_table._table is not None
+    without._table = None
+    found, wanted = list(with_table.encode(batches)), list(without.encode(batches))
+    assert [list(map(_told, batch)) for batch in found] == [list(map(_told, batch)) for batch in wanted]
+
+
+def _told(result: Encoded | RowError) -> Any:
+    if isinstance(result, RowError):
+        return str(result)
+    assert result.ids.dtype == "uint32"
+    assert result.supervised.dtype == "bool"
+    return result.ids.tolist(), result.supervised.tolist(), result.group, result.rejected_from
+
+
+def test_plain_text_keeps_the_special_tokens_of_a_tokenizer_that_adds_them(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    from tokenizers import Tokenizer, processors
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    begins = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    encoder = Encoder(begins, CHATML_TEMPLATE, "auto")
+    text, chat = encode_all(encoder, PlainText("the cat"), Conversation([HELLO, ANSWER], 1))
+    assert isinstance(text, Encoded)
+    assert isinstance(chat, Encoded)
+    assert begins.decode(text.ids.tolist()) == "<|im_start|>the cat<|im_end|>"
+    assert begins.decode(chat.ids.tolist()).startswith("<|im_start|>user\nhello<|im_end|>")
+
+
+def test_failure_of_the_tokenizer_reaches_the_caller_and_leaves_no_thread(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder(tokenizer, None, "auto")
+    tokenized = encoder._tokenized
+
+    def fails(parts: Any) -> Any:
+        if any("猫 3" in part.text for part in parts):
+            raise MemoryError("no room")
+        return tokenized(parts)
+
+    monkeypatch.setattr(encoder, "_tokenized", fails)
+    threads = threading.active_count()
+    results = encoder.encode([[PlainText(f"猫 {n}")] for n in range(6)])
+    assert len(list(islice(results, 3))) == 3
+    with pytest.raises(MemoryError, match="no room"):
+        next(results)
+    assert threading.active_count() == threads

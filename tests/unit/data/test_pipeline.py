@@ -1,6 +1,7 @@
 """Rows to batches: what a batch holds, what the report counts, what is held out."""
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,17 @@ def test_stop_names_the_row(build_data: Build, write_jsonl: Write) -> None:
         "bad row: rows.jsonl:5: empty: field 'text' is empty. Mend the data, or set data.on_bad_row: skip to train "
         "without such rows."
     )
+
+
+def test_stop_in_the_middle_names_the_row_and_leaves_no_thread(build_data: Build, write_jsonl: Write) -> None:
+    rows = [chat_row(f"hello {n}", "the cat 猫" if n % 3 else "the cat") for n in range(1700)]
+    rows[1300] = {"messages": [{"role": "user", "content": "hello"}]}
+    threads = threading.active_count()
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1301: no answer: no message is from the assistant"
+    ) as caught:
+        build_data(source=str(write_jsonl(rows)), on_bad_row="stop")
+    assert threading.active_count() == threads, caught
 
 
 def test_stop_finds_bad_rows_that_an_earlier_run_has_cached(build_data: Build, write_jsonl: Write) -> None:
