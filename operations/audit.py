@@ -339,32 +339,29 @@ def _snapshots(look: _Look) -> Iterator[Leftover]:
 
 
 def _load_balancers(look: _Look) -> Iterator[Leftover]:
-    balancers = {
-        one["LoadBalancerArn"]: one for one in look.pages("elbv2", "describe_load_balancers", "LoadBalancers")
-    }
-    tags_of = _load_balancer_tags(look, list(balancers))
-    for arn, one in balancers.items():
-        tags = tags_of.get(arn, {})
-        reason = look.by_tags(tags) or look.by_vpc(one.get("VpcId"), tags)
-        if reason:
-            usd, cost = _hourly(LOAD_BALANCER_HOUR)
-            command = look.aws(f"elbv2 delete-load-balancer --load-balancer-arn {arn}")
-            yield Leftover(
-                "load balancer", arn, one["LoadBalancerName"], reason, usd, f"{cost}, and traffic", command
-            )
+    for arn, one, reason in _balancing(look, "describe_load_balancers", "LoadBalancers", "LoadBalancerArn"):
+        usd, cost = _hourly(LOAD_BALANCER_HOUR)
+        command = look.aws(f"elbv2 delete-load-balancer --load-balancer-arn {arn}")
+        yield Leftover(
+            "load balancer", arn, one["LoadBalancerName"], reason, usd, f"{cost}, and traffic", command
+        )
 
 
 def _target_groups(look: _Look) -> Iterator[Leftover]:
-    groups = {
-        one["TargetGroupArn"]: one for one in look.pages("elbv2", "describe_target_groups", "TargetGroups")
-    }
-    tags_of = _load_balancer_tags(look, list(groups))
-    for arn, one in groups.items():
+    for arn, one, reason in _balancing(look, "describe_target_groups", "TargetGroups", "TargetGroupArn"):
+        command = look.aws(f"elbv2 delete-target-group --target-group-arn {arn}")
+        yield Leftover("target group", arn, one["TargetGroupName"], reason, *_FREE, command)
+
+
+def _balancing(look: _Look, call: str, key: str, arn_key: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """What of elbv2 was left behind: its ARN, what AWS says of it, and why it is the stack's."""
+    found = {one[arn_key]: one for one in look.pages("elbv2", call, key)}
+    tags_of = _load_balancer_tags(look, list(found))
+    for arn, one in found.items():
         tags = tags_of.get(arn, {})
         reason = look.by_tags(tags) or look.by_vpc(one.get("VpcId"), tags)
         if reason:
-            command = look.aws(f"elbv2 delete-target-group --target-group-arn {arn}")
-            yield Leftover("target group", arn, one["TargetGroupName"], reason, *_FREE, command)
+            yield arn, one, reason
 
 
 def _load_balancer_tags(look: _Look, arns: list[str]) -> dict[str, dict[str, str]]:
