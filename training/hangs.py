@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from training.storage import Storage
+from training.watchdog import poll_seconds
 
 FOLDER = "hangs"
 # In the order in which a step goes through them: a rank in an earlier one is waited for by those in a later one.
 PHASES = ("setup", "data", "forward and backward", "optimizer", "evaluation", "checkpoint")
 FRAMES_SHOWN = 4
+# How much longer than its own watchdog a hung rank waits for the reports of the others.
+PEERS_SECONDS = 5.0
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 
@@ -60,6 +65,28 @@ class Diagnosis:
     phase: str | None
     frames: str | None
     message: str
+
+
+def leave_report(
+    storage: Storage,
+    attempt: str,
+    report: Report,
+    world_size: int,
+    dump: Callable[[], object],
+    event: Callable[[dict[str, Any]], None],
+) -> None:
+    """Leaves this rank's report and the flight recorder's `dump`, and waits for the reports of its peers: the end of the
+    first process ends them all. One of them tells the diagnosis as an event."""
+    folder = f"{FOLDER}/{attempt}"
+    storage.write_text(f"{folder}/rank-{report.rank}.json", json.dumps(report.__dict__))
+    dump()
+    deadline = time.monotonic() + PEERS_SECONDS + 2 * poll_seconds(report.timeout_seconds)
+    while len(storage.list(folder)) < world_size and time.monotonic() < deadline:
+        time.sleep(0.2)
+    reports = read_reports(storage, attempt)
+    diagnosis = diagnose(reports, hosts_of(storage, attempt))
+    if diagnosis is not None and report.rank == reports[0].rank:
+        event({"event": "hang", **diagnosis.__dict__})
 
 
 def read_reports(storage: Storage, attempt: str) -> list[Report]:

@@ -153,7 +153,7 @@ def _num_workers(job: JobSpec, ray_module: Any) -> int:
 
 @contextlib.contextmanager
 def _stop_on_interrupt(run_uri: str, on_event: Callable[[dict[str, Any]], None]) -> Generator[None]:
-    from training.loop import STOP_FILE
+    from training.control import STOP_FILE
 
     def ask(_signal: int, _frame: Any) -> None:
         signal.signal(signal.SIGINT, before)

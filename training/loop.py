@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import platform
-import signal
 import socket
 import time
 import uuid
@@ -27,6 +26,7 @@ from torch import Tensor
 from training import checkpoint as ckpt
 from training.adapters import attach, fingerprint
 from training.attention import layout_of
+from training.control import Control
 from training.data.batch import Batch
 from training.data.pipeline import DataBundle
 from training.data.pipeline import build as build_data
@@ -34,11 +34,18 @@ from training.determinism import use_deterministic_kernels
 from training.errors import FinetuneError, JobStopped, UsageError
 from training.export import export, export_adapter
 from training.flight import Recorder
-from training.hangs import FOLDER as HANGS
-from training.hangs import Report, diagnose, hosts_of, read_reports
+from training.hangs import Report, leave_report
 from training.harness import check_harness, run_harness
 from training.job import JobSpec
-from training.metrics import MetricsLog, PartTimer, StepRecord, flops_per_step, memory, peak_flops
+from training.metrics import (
+    MetricsLog,
+    PartTimer,
+    StepRecord,
+    Throughput,
+    flops_per_step,
+    memory,
+    peak_flops,
+)
 from training.model import (
     CausalLM,
     base_parameters,
@@ -60,7 +67,7 @@ from training.parallel import (
     release_gathered,
     shard,
 )
-from training.planning import Hardware, ModelShape, Sharding, choose_sharding, holds_reference
+from training.planning import Hardware, ModelShape, Sharding, choose_sharding
 from training.preference import Preference, check_reference, frozen_reference
 from training.samples import answer_prompts
 from training.schedule import learning_rate
@@ -68,18 +75,13 @@ from training.sources import ModelSource, prepare_source
 from training.stability import SpikeDetector
 from training.storage import Storage
 from training.tracking.trackers import Tracking
+from training.traffic import sent_bytes_per_node
 from training.transport.collect import nccl_host
-from training.transport.expected import ParameterGroup, expected_bytes_per_node
 from training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-STOP_FILE = "control/stop"
 RESULT_SUFFIX = ".result.json"
-STOP_POLL_SECONDS = 1.0
-# How much longer than its own watchdog a hung rank waits for the reports of the others.
-HANG_REPORTS_SECONDS = 5.0
-PREEMPTION_POLL_SECONDS = 5.0
 
 
 @dataclass
@@ -174,35 +176,6 @@ class _PendingStep:
 
 
 @dataclass
-class _Throughput:
-    """Tokens over time, without the steps that also compile, evaluate for the first time or warm caches."""
-
-    WARMUP_STEPS = 3
-
-    steps: int = 0
-    tokens: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0
-    recent: list[float] = field(default_factory=list)
-
-    def add(self, tokens: int, flops: float, seconds: float) -> None:
-        self.steps += 1
-        self.recent = [*self.recent[-19:], seconds]
-        if self.steps > self.WARMUP_STEPS:
-            self.tokens += tokens
-            self.flops += flops
-            self.seconds += seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    def seconds_left(self, steps: int) -> float:
-        ordered = sorted(self.recent)
-        return steps * ordered[len(ordered) // 2] if ordered else 0.0
-
-
-@dataclass
 class _Progress:
     """Where the loop stands: what a checkpoint saves besides tensors."""
 
@@ -276,10 +249,8 @@ class _Trainer:
         self.world = world
         self.attempt = attempt
         self.progress = _Progress()
-        self.stop_requested = False
+        self.control = Control(storage, world.rank)
         self.succeeded = False
-        self._last_stop_poll = 0.0
-        self._last_preemption_poll = time.monotonic()
         self.watchdog = Watchdog(job.resilience.step_timeout_seconds, self._report_hang)
         self.recorder = Recorder(storage, work_dir, attempt, world.rank)
         self.log: MetricsLog | None = None
@@ -291,7 +262,7 @@ class _Trainer:
         self.last_measures: dict[str, float] = {}
         self.last_eval_measures: dict[str, float] = {}
         self.reference_fingerprint: str | None = None
-        self.throughput = _Throughput()
+        self.throughput = Throughput()
         self.num_eval_batches = 0
         self.num_rollbacks = 0
         self.timer = PartTimer(world.device)
@@ -301,7 +272,7 @@ class _Trainer:
     # Set-up
 
     def run(self) -> TrainResult:
-        self._trap_signals()
+        self.control.trap_signals()
         self._start_guests()
         self.prepare()
         resumed_from = self._resume()
@@ -608,8 +579,8 @@ class _Trainer:
                 sum(batch.num_supervised for batch in batches),
                 sum(batch.num_tokens for batch in batches),
                 sum(self.objective.count(batch) for batch in batches),
-                int(self._stop_asked()),
-                int(self._preemption_poll_due()),
+                int(self.control.stop_asked()),
+                int(self.control.preemption_poll_due()),
             ],
             dtype=torch.int64,
         )
@@ -781,57 +752,11 @@ class _Trainer:
         self.hooks.event({"event": "warning", "text": text})
 
     def _report_hang(self, step: int, phase: str, stack: str) -> None:
-        """Leaves this rank's report and waits for those of its peers: the end of the first process ends them all."""
-        report = Report(
-            rank=self.world.rank,
-            host=socket.gethostname(),
-            step=step,
-            phase=phase,
-            stack=stack,
-            timeout_seconds=self.watchdog.timeout_seconds,
+        seconds = self.watchdog.timeout_seconds
+        report = Report(self.world.rank, socket.gethostname(), step, phase, stack, seconds)
+        leave_report(
+            self.storage, self.attempt, report, self.world.size, self.recorder.dump, self.hooks.event
         )
-        folder = f"{HANGS}/{self.attempt}"
-        self.storage.write_text(f"{folder}/rank-{self.world.rank}.json", json.dumps(report.__dict__))
-        self.recorder.dump()
-        deadline = time.monotonic() + HANG_REPORTS_SECONDS + 2 * self.watchdog.poll_seconds
-        while len(self.storage.list(folder)) < self.world.size and time.monotonic() < deadline:
-            time.sleep(0.2)
-        reports = read_reports(self.storage, self.attempt)
-        diagnosis = diagnose(reports, hosts_of(self.storage, self.attempt))
-        if diagnosis is not None and self.world.rank == reports[0].rank:  # one of them tells
-            self.hooks.event({"event": "hang", **diagnosis.__dict__})
-
-    # Control
-
-    def _trap_signals(self) -> None:
-        """SIGTERM and SIGINT ask for a clean end: a checkpoint, then JobStopped."""
-
-        def ask(_signal: int, _frame: Any) -> None:
-            self.stop_requested = True
-
-        try:
-            signal.signal(signal.SIGTERM, ask)
-            signal.signal(signal.SIGINT, ask)
-        except ValueError:
-            pass  # not the main thread (Ray Train's): the stop file is the way there
-
-    def _stop_asked(self) -> bool:
-        now = time.monotonic()
-        if (
-            self.world.rank == 0
-            and not self.stop_requested
-            and now - self._last_stop_poll > STOP_POLL_SECONDS
-        ):
-            self._last_stop_poll = now
-            self.stop_requested = self.storage.exists(STOP_FILE)
-        return self.stop_requested
-
-    def _preemption_poll_due(self) -> bool:
-        now = time.monotonic()
-        if self.world.rank != 0 or now - self._last_preemption_poll < PREEMPTION_POLL_SECONDS:
-            return False
-        self._last_preemption_poll = now
-        return True
 
     def _shard_group(self) -> dist.ProcessGroup | None:
         if self.world.size == 1:
@@ -853,11 +778,7 @@ class _Trainer:
         self._answer_prompts()
         peak, mfu_reason = peak_flops(self.world.device)
         throughput = self.throughput
-        mfu = (
-            throughput.flops / throughput.seconds / (peak * self.world.size)
-            if peak and throughput.seconds
-            else None
-        )
+        mfu = None if peak is None else throughput.utilization(peak * self.world.size)
         peak_memory = memory(self.world.device)
         result = TrainResult(
             attempt=self.attempt,
@@ -919,31 +840,11 @@ class _Trainer:
     def _expected_bytes(self) -> dict[str, int]:
         hosts: list[Any] = [None] * self.world.size
         dist.all_gather_object(hosts, nccl_host(), group=self.world.control)
-        num_references = 0
-        if self.job.objective.kind == "dpo":
-            num_references = self.throughput.steps * self.job.batch.accumulation + self.num_eval_batches
-        expected = expected_bytes_per_node(
-            parameter_groups(self.model, self.sharding),
-            scheme=self.sharding.scheme,
-            world_size=self.world.size,
-            gpus_per_node=self.world.local_size,
-            num_steps=self.throughput.steps,
-            accumulation=self.job.batch.accumulation,
-            parameter_bytes=compute_dtype(self.job, self.world.device).itemsize,
-            reduce_bytes=getattr(torch, self.job.parallel.reduce_dtype).itemsize,
-            num_forward_only=self.num_eval_batches + (0 if holds_reference(self.job) else num_references),
+        num_steps = self.throughput.steps
+        sent = sent_bytes_per_node(
+            self.job, self.model, self.sharding, self.world, num_steps, self.num_eval_batches
         )
-        if holds_reference(self.job):
-            expected += expected_bytes_per_node(
-                [ParameterGroup(num_parameters=num_parameters(self.model), resharded=True)],
-                scheme=self.sharding.scheme,
-                world_size=self.world.size,
-                gpus_per_node=self.world.local_size,
-                num_steps=0,
-                parameter_bytes=compute_dtype(self.job, self.world.device).itemsize,
-                num_forward_only=num_references,
-            )
-        return dict.fromkeys(hosts, expected)
+        return dict.fromkeys(hosts, sent)
 
     def _answer_prompts(self) -> None:
         """The export is proven by using it: loaded back, it answers the job's prompts."""
@@ -976,24 +877,6 @@ def document_lengths(batch: Batch) -> list[int]:
     """Lengths of the documents of a batch, without the padding behind them."""
     borders = batch.cu_seqlens.tolist()[: batch.num_documents + 1]
     return [after - before for before, after in zip(borders, borders[1:], strict=False)]
-
-
-def parameter_groups(model: CausalLM, sharding: Sharding) -> list[ParameterGroup]:
-    """The FSDP groups: one per block, and the root with what is left."""
-    groups = [
-        ParameterGroup(
-            num_parameters=sum(p.numel() for p in block.parameters()),
-            num_trainable=sum(p.numel() for p in block.parameters() if p.requires_grad),
-            resharded=sharding.reshard_after_forward,
-        )
-        for block in model.blocks
-    ]
-    root = ParameterGroup(
-        num_parameters=num_parameters(model) - sum(group.num_parameters for group in groups),
-        num_trainable=num_parameters(model, trainable_only=True) - sum(g.num_reduced for g in groups),
-        resharded=False,
-    )
-    return [*groups, root]
 
 
 def _adapter_text(adapter: dict[str, Any] | None) -> str:

@@ -71,6 +71,39 @@ def memory(device: torch.device) -> dict[str, float]:
     return {"rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
+@dataclass
+class Throughput:
+    """Tokens over time, without the steps that also compile, evaluate for the first time or warm caches."""
+
+    WARMUP_STEPS = 3
+
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    recent: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int, flops: float, seconds: float) -> None:
+        self.steps += 1
+        self.recent = [*self.recent[-19:], seconds]
+        if self.steps > self.WARMUP_STEPS:
+            self.tokens += tokens
+            self.flops += flops
+            self.seconds += seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def utilization(self, peak: float) -> float | None:
+        """The share of `peak` FLOP/s that the model's FLOPs came to; None before the first measured step."""
+        return self.flops / self.seconds / peak if self.seconds else None
+
+    def seconds_left(self, steps: int) -> float:
+        ordered = sorted(self.recent)
+        return steps * ordered[len(ordered) // 2] if ordered else 0.0
+
+
 class PartTimer:
     """Seconds of each part of a step: wall clock on a CPU, events on CUDA, so that measuring does not stop the queue."""
 

@@ -14,6 +14,11 @@ from collections.abc import Callable, Generator
 HUNG_EXIT_CODE = 70
 
 
+def poll_seconds(timeout_seconds: float) -> float:
+    """How often a watchdog of this timeout looks."""
+    return min(timeout_seconds / 10, 5.0)
+
+
 class Watchdog:
     """Watches one rank. `phase` marks what the loop is doing; no mark for `timeout_seconds` is a hang.
 
@@ -39,7 +44,6 @@ class Watchdog:
         self._phase = "setup"
         self._since = time.monotonic()
         self._paused = 0
-        self.poll_seconds = min(timeout_seconds / 10, 5.0)
         self._stop = threading.Event()
         self._thread = threading.Thread(name="watchdog", target=self._watch, daemon=True)
 
@@ -63,7 +67,7 @@ class Watchdog:
             self._since = time.monotonic()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self.poll_seconds):
+        while not self._stop.wait(poll_seconds(self.timeout_seconds)):
             if not self._paused and time.monotonic() - self._since > self.timeout_seconds:
                 self._on_hang(self._step, self._phase, self._stack())
                 self._exit(HUNG_EXIT_CODE)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from training import harness
+from training.control import STOP_FILE
 from training.data.config import SourceSpec, hub_id, source_kind
 from training.job import JobSpec, job_from_yaml
 from training.optional import missing_packages
@@ -32,7 +33,6 @@ from training.storage import open_storage, s3_client
 from training.submit import packages
 from training.tracking.trackers import packages_of
 
-STOP_FILE = "control/stop"  # what training.loop looks for
 PACKAGES = ("ray", "torch", "transformers")
 
 

@@ -42,7 +42,6 @@ from training.data.batch import Batch
 from training.errors import UsageError
 from training.job import BLOCK_LINEARS, AdapterSpec, ArchitectureSpec, JobSpec, load_job
 from training.kernels import qkv, swiglu
-from training.loop import parameter_groups
 from training.model import (
     FAMILIES,
     CausalLM,
@@ -58,6 +57,7 @@ from training.parallel import begin_micro_batch, compute_dtype, join_world, mesh
 from training.planning import ModelShape, Sharding, memory_parts, predict
 from training.shapes import KNOWN
 from training.storage import open_storage
+from training.traffic import parameter_groups
 
 TOKENS = 64
 CPU = torch.device("cpu")
