@@ -26,8 +26,8 @@ check: setup lint types ## the quick part: lint, types, and the tests that need 
 test: setup lint types ## everything
 	$(RUN) python tests/gotools/build.py all
 # What fails beside other tests runs once more, alone: only what fails again fails. Both runs stay in the output.
-	$(PYTEST) -n 2 --dist loadgroup -m "not rig and not gpu" || $(PYTEST) --last-failed --last-failed-no-failures none
-	$(PYTEST) -m rig || $(PYTEST) -m rig --last-failed --last-failed-no-failures none
+	$(PYTEST) -n 2 --dist loadgroup --durations 20 -m "not rig and not gpu" || $(PYTEST) --last-failed --last-failed-no-failures none
+	$(PYTEST) -m rig --durations 20 || $(PYTEST) -m rig --last-failed --last-failed-no-failures none
 
 format: setup
 	$(RUN) ruff format .
