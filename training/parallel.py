@@ -21,7 +21,7 @@ from training.job import JobSpec
 from training.kernels import float8, qkv, swiglu
 from training.metrics import peak_flops
 from training.model import CausalLM
-from training.planning import Hardware, Sharding
+from training.planning import Hardware, Sharding, keeps_gathered
 
 # A collective that waits longer has lost a peer: the process group gives up and the worker group is restarted.
 # Long enough for the slowest rank to load a model and compile (2026-12: 90 s compile, minutes of download).
@@ -142,7 +142,7 @@ def shard(
     and output layer are one FSDP group. Gradients are summed, not averaged: the loss is normalized by tokens.
     """
     dtype = compute_dtype(job, world.device)
-    model.keeps_gathered = _keeps_gathered(job, world, sharding)
+    model.keeps_gathered = keeps_gathered(job, world.size, sharding)
     policy = MixedPrecisionPolicy(
         param_dtype=dtype,
         reduce_dtype=dtype if model.keeps_gathered else getattr(torch, job.parallel.reduce_dtype),
@@ -194,16 +194,6 @@ def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
                 f"model.float8 is not possible for {model.config.model_type} with these layers: it needs a gated MLP with "
                 "SiLU and attention of Qwen2, Llama or Mistral, without adapters. Set model.float8: false"
             )
-
-
-def _keeps_gathered(job: JobSpec, world: World, sharding: Sharding) -> bool:
-    """Whether the gathered weights of one step are those of the next.
-
-    One rank has nothing to gather and nothing to reduce. Its optimizer reads the gradients as autograd made them, and
-    writes the weights in the dtype of the computation beside the masters: FSDP's casts and copies of both, 10 GB a step
-    for 1.5 billion parameters, are not needed. Not with gradient accumulation, whose sum is kept in reduce_dtype.
-    """
-    return world.size == 1 and job.batch.accumulation == 1 and not sharding.reshard_after_forward
 
 
 def release_gathered(model: CausalLM) -> None:

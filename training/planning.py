@@ -21,9 +21,9 @@ GIB = 2.0**30
 # Share of the GPU's memory that a plan may fill: the allocator's fragments, NCCL's buffers and the CUDA context
 # (about 1 GiB on every GPU) need the rest. 2026-12.
 USABLE_SHARE = 0.92
-# Model FLOP/s utilization of the compute part of a step. H200: 0.52 of 989 measured 2026-12-01; L4, whose 72 W cap
+# Model FLOP/s utilization of the compute part of a step. H200: 0.54 of 989 measured 2026-12-01; L4, whose 72 W cap
 # holds it back, is an assumption (a GEMM at half of the peak), as are the others.
-COMPUTE_EFFICIENCY: Mapping[str, float] = {"NVIDIA L4": 0.42, "NVIDIA H200": 0.52}
+COMPUTE_EFFICIENCY: Mapping[str, float] = {"NVIDIA L4": 0.42, "NVIDIA H200": 0.54}
 DEFAULT_EFFICIENCY = 0.45
 # Part of the line rate that collectives reach over EFA. An assumption: no measurement of these types is published.
 NETWORK_EFFICIENCY = 0.8
@@ -301,7 +301,7 @@ def _reason(job: JobSpec, shape: ModelShape, hardware: Hardware, chosen: Shardin
 
 
 def memory_parts(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: Sharding) -> dict[str, float]:
-    """GiB on each GPU at the peak, by part. Within 9 % of ten measured peaks (bench/results/gpu-memory.json, one H200,
+    """GiB on each GPU at the peak, by part. Within 9 % of twelve measured peaks (bench/results/gpu-memory.json, one H200,
     2026-12-01), which a test holds it to.
 
     State: 12 bytes per own parameter (float32 master and two moments). The reference model of a preference objective: 2
@@ -317,22 +317,37 @@ def memory_parts(job: JobSpec, shape: ModelShape, hardware: Hardware, sharding: 
     gathered_blocks = 2 if sharding.reshard_after_forward else shape.num_layers
     tokens = job.batch.micro_batch_tokens
     activations = tokens * activation_bytes_per_token(shape, sharding.checkpoint_every, job.adapter)
+    gathered = keeps_gathered(job, hardware.world_size, sharding)
     chunk = min(LOSS_CHUNK_TOKENS, tokens)
     output_gradient = 4.0 * shape.embedding_parameters if counts.root_trained else 0.0
     loss = LOSS_BYTES_PER_LOGIT * chunk * shape.vocab_size + output_gradient
     recomputed = tokens * _block_bytes_per_token(shape, job.adapter) if sharding.checkpoint_every else 0.0
-    unreduced = 4.0 * max(2 * counts.block_trained, counts.root_trained)
-    gradients = 4.0 * counts.total_trained / shards
+    backward = tokens * BACKWARD_NUMBERS * 2.0 * shape.intermediate_size
+    unreduced = 0.0 if gathered else 4.0 * max(2 * counts.block_trained, counts.root_trained)
+    gradients = (2.0 if gathered else 4.0) * counts.total_trained / shards
     parts = {
         "masters and moments": 12.0 * counts.total_trained / shards,
         **({"reference model": 2.0 * shape.num_parameters / shards} if holds_reference(job) else {}),
         "gathered weights": 2.0 * (counts.root + gathered_blocks * counts.block),
         "activations": activations,
-        "loss or gradients": max(loss, recomputed + unreduced, gradients + unreduced - activations),
+        "loss or gradients": max(
+            loss, recomputed + backward + unreduced, gradients + unreduced - activations
+        ),
     }
     if job.adapter is not None:
         parts["frozen weights"] = 2.0 * (counts.total - counts.total_trained) / shards
     return {name: value / GIB for name, value in parts.items()}
+
+
+def keeps_gathered(job: JobSpec, world_size: int, sharding: Sharding) -> bool:
+    """Whether the gathered weights of one step are those of the next.
+
+    One rank has nothing to gather and nothing to reduce. Its optimizer reads the gradients as autograd made them, and
+    writes the weights in the dtype of the computation beside the masters: FSDP's casts and copies of both are not needed,
+    10 to 13 ms of a step of Qwen2.5-1.5B (H200, 2026-12-01). Not with gradient accumulation, whose sum is kept in
+    reduce_dtype.
+    """
+    return world_size == 1 and job.batch.accumulation == 1 and not sharding.reshard_after_forward
 
 
 def holds_reference(job: JobSpec) -> bool:
@@ -347,6 +362,10 @@ LOSS_CHUNK_TOKENS = 4096
 # Logits and their gradient in bfloat16, by the fused kernel (training/kernels): 2.6 of the 3.5 GiB measured for the loss
 # of Qwen2.5-1.5B on 2026-12-01; the rest is the float32 gradient of the output layer.
 LOSS_BYTES_PER_LOGIT = 4.5
+# What the backward of an MLP makes besides what the forward kept, in numbers per intermediate channel: the product of gate
+# and up, its gradient, and the gradients of both. 123.7 KiB a token with the recomputed block were measured for
+# Qwen2.5-1.5B on 2026-12-01, 124 by this.
+BACKWARD_NUMBERS = 4
 
 
 def activation_bytes_per_token(

@@ -38,7 +38,7 @@ SWITCHES: dict[str, Callable[[], Callable[[], None]]] = {
     "fused qkv": replaced(qkv, "use", lambda *_: False),
     "adamw kernel": replaced(ShardedAdamW, "_step_large", lambda _, names, *__: names),
     "pinned batches": replaced(loop, "to_device", lambda batch, device: batch.to(device)),
-    "weights stay gathered": replaced(parallel, "_keeps_gathered", lambda *_: False),
+    "weights stay gathered": replaced(parallel, "keeps_gathered", lambda *_: False),
 }
 
 

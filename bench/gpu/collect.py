@@ -1,4 +1,4 @@
-"""Turns the JSON lines of device runs into the committed results: `python -m bench.gpu.collect OUT_FOLDER...`."""
+"""Adds the JSON lines of device runs to the committed results: `python -m bench.gpu.collect OUT_FOLDER...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 # What a kernel's name contains -> the row of the account it belongs to; the first match counts.
 GROUPS = {
-    "_rows": "loss", "FusedOptimizer": "optimizer", "_step": "optimizer", "LpNorm": "gradient norm",
+    "_rows": "loss", "_scale": "loss", "FusedOptimizer": "optimizer", "_step": "optimizer", "LpNorm": "gradient norm",
     "nvjet": "matrix products", "splitKreduce": "matrix products", "sdpa": "attention", "fmha": "attention",
     "cudnn::fusion": "attention", "pytorch_flash": "attention", "_largest": "float8 scales and casts",
     "amax": "float8 scales and casts", "_cast": "float8 scales and casts", "_swiglu": "SwiGLU", "_backward": "SwiGLU",
@@ -32,7 +32,8 @@ def account(kernels: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(folders: list[str]) -> None:
-    runs: list[dict[str, Any]] = []
+    results = RESULTS / "gpu-h200.json"
+    runs: list[dict[str, Any]] = json.loads(results.read_text())["runs"] if results.exists() else []
     for folder in map(Path, folders):
         lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
         kernels = {
@@ -47,9 +48,8 @@ def main(folders: list[str]) -> None:
             "rows": [line for line in lines if line["kind"] not in ("environment", "versions", "kernels")],
             "kernels": kernels,
         })  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "gpu-h200.json").write_text(json.dumps({"command": "python -m bench.gpu.{ablation,peers,lengths,"
-        "memory,checkpoint,convergence}", "runs": runs}, indent=1))  # fmt: skip
+    command = "python -m bench.gpu.{ablation,peers,lengths,memory,checkpoint,convergence}"
+    results.write_text(json.dumps({"command": command, "runs": runs}, indent=1))
 
 
 def peers_table(rows: list[dict[str, Any]]) -> list[tuple[str, list[float]]]:

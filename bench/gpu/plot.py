@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 
 from bench.gpu.collect import RESULTS, peers_table
 
-RUN = 1  # the run in which every peer stands uncontaminated beside ours
+RUN = -1  # the last run with the peers
 
 
 def main() -> None:
