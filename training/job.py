@@ -59,6 +59,11 @@ class ArchitectureSpec(Section):
         return self
 
 
+def is_commit(revision: str) -> bool:
+    """Whether this names a commit of a hub repository, which never moves."""
+    return len(revision) == 40 and all(digit in "0123456789abcdef" for digit in revision)
+
+
 class ModelSpec(Section):
     """What is trained: a Hugging Face source, or an architecture with random weights."""
 
@@ -71,7 +76,8 @@ class ModelSpec(Section):
     architecture: ArchitectureSpec | None = None
     tokenizer: str | None = Field(
         default=None,
-        description="'train' (byte-pair encoding from the data), or a source; default: the model's own",
+        description="'train' (byte-pair encoding from the data), a folder, or a hub id with its commit "
+        "(owner/name@COMMIT); default: the model's own",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto",
@@ -91,14 +97,16 @@ class ModelSpec(Section):
             raise ValueError("an architecture with random weights needs a tokenizer: 'train', or a source")
         if self.revision is not None and self.source is None:
             raise ValueError("revision goes with source: an architecture with random weights has none")
+        if self.source is not None and self.tokenizer == "train":
+            raise ValueError(
+                "tokenizer 'train' goes with architecture: the weights of a source know the ids of its own tokenizer"
+            )
         return self
 
     @field_validator("revision")
     @classmethod
     def _pinned(cls, revision: str | None) -> str | None:
-        if revision is not None and not (
-            len(revision) == 40 and all(c in "0123456789abcdef" for c in revision)
-        ):
+        if revision is not None and not is_commit(revision):
             raise ValueError(
                 f"{revision!r} is not a commit: 40 lower-case hexadecimal digits are allowed (branches and tags move)"
             )

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.data.tokenizer import load_tokenizer, save_tokenizer, train_bpe
 from training.errors import UsageError
-from training.job import JobSpec
+from training.job import JobSpec, is_commit
 from training.model import config_from_folder, config_of
 from training.parallel import World
 from training.storage import Storage, open_storage
@@ -40,7 +40,7 @@ def prepare_source(job: JobSpec, storage: Storage, world: World, work_dir: Path)
     """
     if job.model.source is not None:
         folder, revision = _once_per_node(world, work_dir, lambda: fetch_model(job, work_dir))
-        tokenizer = load_tokenizer(job.model.tokenizer or str(folder))
+        tokenizer = named_tokenizer(job.model.tokenizer or str(folder))
         return ModelSource(config_from_folder(folder), tokenizer, folder, revision)
     assert job.model.architecture is not None
     tokenizer = _run_tokenizer(job, storage, world, work_dir)
@@ -125,11 +125,26 @@ def _make_tokenizer(job: JobSpec, storage: Storage, work_dir: Path) -> None:
     if job.model.tokenizer == "train":
         tokenizer = train_bpe(texts(job.training_data, work_dir / "data"), job.model.architecture.vocab_size)
     else:
-        tokenizer = load_tokenizer(job.model.tokenizer)
+        tokenizer = named_tokenizer(job.model.tokenizer)
     folder = work_dir / "tokenizer-made"
     save_tokenizer(tokenizer, folder)
     for path in sorted(folder.iterdir()):
         storage.upload(path, f"{TOKENIZER_FOLDER}/{path.name}")
+
+
+def named_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a folder, or of a hub repository at a commit (owner/name@COMMIT)."""
+    if Path(source).is_dir():
+        return load_tokenizer(source)
+    if source.startswith((".", "/", "~")):
+        raise UsageError(f"model.tokenizer {source}: no such folder")
+    repository, _, commit = source.partition("@")
+    if not is_commit(commit):
+        raise UsageError(
+            f"model.tokenizer {source}: give a folder, or a hub repository with its commit, {repository}@ and 40 lower-case "
+            "hexadecimal digits: without it, a later run may have other tokens"
+        )
+    return load_tokenizer(repository, commit)
 
 
 def _token_id(tokenizer: PreTrainedTokenizerFast, name: str) -> int:

@@ -17,6 +17,7 @@ from infra.ray_cluster import common_environment
 from tests.graph import graphs
 from tests.unit.data.test_hub import COMMIT, Hub
 from tests.unit.training.jobs import tiny_job
+from training import sources
 from training.errors import UsageError
 from training.job import load_job
 from training.sources import fetch_model
@@ -157,3 +158,28 @@ def test_a_hub_out_of_reach_does_not_bring_the_token_into_the_message(tmp_path: 
     assert "model.source Qwen/Qwen2.5-1.5B at 8faed761" in done.stdout
     assert not any(value in done.stdout + done.stderr for value in SECRETS.values())
     assert _holding_a_secret(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["owner/name", "owner/name@main", "owner/name@" + "A" * 40])
+def test_a_tokenizer_of_the_hub_without_a_commit_is_refused(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"model\.tokenizer {name}: give a folder, or .* owner/name@ and 40"
+    ):
+        sources.named_tokenizer(name)
+
+
+def test_a_tokenizer_of_the_hub_is_read_at_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(sources, "load_tokenizer", lambda *arguments: asked.append(arguments))
+    sources.named_tokenizer(f"owner/name@{COMMIT}")
+    assert asked == [("owner/name", COMMIT)]
+
+
+def test_a_tokenizer_folder_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(UsageError, match=r"model\.tokenizer \./nowhere: no such folder"):
+        sources.named_tokenizer("./nowhere")
+
+
+def test_a_trained_tokenizer_does_not_go_with_the_weights_of_a_source() -> None:
+    with pytest.raises(UsageError, match=r"tokenizer 'train' goes with architecture"):
+        load_job("training/jobs/qwen2.5-1.5b-sft.yaml", ["model.tokenizer=train"])
