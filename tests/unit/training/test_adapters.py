@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import numpy as np
 import pytest
 import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
 from peft import (
     AutoPeftModelForCausalLM,
     LoraConfig,
@@ -650,6 +653,50 @@ def test_the_plan_of_an_adapter_needs_less_memory_and_network() -> None:
     parts = memory_parts(load_job(path, fixed), qwen, hardware, full.sharding)
     assert parts == full.memory_parts
     assert "frozen weights" not in parts
+
+
+def _train_on_s3(job_yaml: str, run: str, work: str, environment: dict[str, str]) -> dict[str, Any]:
+    os.environ.update(environment)  # ranks are forked from a server that was started before
+    return _train(job_yaml, run, work)
+
+
+@pytest.mark.slow
+def test_a_run_on_s3_resumes_there_and_leaves_what_a_run_in_a_folder_does(
+    tmp_path: Path, base: Path, uninterrupted: Path
+) -> None:
+    """Two ranks upload their parts; both exports arrive whole."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            boto3.client("s3").create_bucket(Bucket="runs")
+            for steps in (3, 6):
+                job = _job(base, steps, kind="dora", dropout=0.1).dump_yaml()
+                work = str(tmp_path / "work")
+                result = run_ranks(_train_on_s3, 2, job, "s3://runs/one", work, environment)[0]
+            assert result["resumed_from"].startswith("step-00000003.")
+            storage = open_storage("s3://runs/one")
+            for name in (
+                "export/adapter/adapter_model.safetensors",
+                "export/model-00001-of-00001.safetensors",
+            ):
+                storage.download(name, tmp_path / name)
+                mine, wanted = load_file(tmp_path / name), load_file(uninterrupted / name)
+                assert mine.keys() == wanted.keys()
+                assert all(torch.equal(mine[key], tensor) for key, tensor in wanted.items())
+            here = {str(path.relative_to(uninterrupted)) for path in (uninterrupted / "export").rglob("*.*")}
+            assert {name for name in storage.list() if name.startswith("export/")} == here
+    finally:
+        server.stop()
 
 
 def _whole(tensor: Any) -> Tensor:
