@@ -135,14 +135,13 @@ class _Known(dict[str, tuple[int, ...]]):
         encoded = pretoken.encode()
         found = self._tokenize(encoded.decode("latin-1").translate(_byte_characters()))
         packed: list[int] = []
-        place = before = 0
-        for token in found[:-1]:
-            place += len(token.value)
+        place = 0
+        for token in found:
+            part = encoded[place : place + len(token.value)]
             # A cut character counts as soon as its first byte is there.
-            begun = sum(byte & 0xC0 != 0x80 for byte in encoded[:place])
-            packed.append(_packed(token.id, begun - before))
-            before = begun
-        tokens = (*packed, _packed(found[-1].id, len(pretoken) - before))
+            packed.append(_packed(token.id, len(part) if part.isascii() else _characters_begun(part)))
+            place += len(part)
+        tokens = tuple(packed)
         if len(pretoken) <= _MAX_LENGTH:
             if len(self) >= _MAX_PRETOKENS:
                 self.clear()
@@ -153,6 +152,11 @@ class _Known(dict[str, tuple[int, ...]]):
 
 def _is_sure(text: str) -> bool:
     return text.isascii() or (not _unsure().search(text) and unicodedata.is_normalized("NFC", text))
+
+
+def _characters_begun(part: bytes) -> int:
+    """Characters of UTF-8 whose first byte is in a part of it."""
+    return sum(byte & 0xC0 != 0x80 for byte in part)
 
 
 def _packed(token: int, characters: int) -> int:

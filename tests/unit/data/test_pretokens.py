@@ -112,10 +112,24 @@ def test_full_table_starts_again_and_keeps_no_long_pretoken(
 ) -> None:
     monkeypatch.setattr(pretokens, "_MAX_PRETOKENS", 5)
     table = table_of(backend)
-    for text in ("the cat sat on the mat and said hello", "naïve cat " * 3, "x" * 100, "the cat"):
+    for text in (
+        "the cat sat on the mat and said hello",
+        "naïve cat " * 3,
+        "x" * 100,
+        "é" * 100_000,
+        "the cat",
+    ):
         assert_same(table, backend, text)
         assert len(table._known) <= 5
         assert all(len(known) <= 64 for known in table._known)
+
+
+def test_long_stretch_without_a_space_is_encoded_too(backend: Tokenizer) -> None:
+    text = "é=" * 100 + "é" * 200_000
+    [ours] = table_of(backend).encode([text])
+    assert ours is not None
+    assert ours.ids.tolist() == backend.encode(text, add_special_tokens=False).ids
+    assert ours.ends[-1] == len(text)
 
 
 def _with(**parts: Any) -> Callable[[dict[str, Any]], None]:
