@@ -1,6 +1,6 @@
 """From a JSONL file of conversations to packed, answer-masked rows: tokens per second against the peers.
 
-    python bench/data_packing.py [--conversations 6000] [--repeats 3] [--output bench/results/data_packing.json]
+    python -m bench.data_packing [--conversations 6000] [--repeats 3] [--output bench/results/data_packing.json]
 
 Every contender runs in a process of its own that is kept to two cores, from the file to packs that a trainer can
 read, with nothing cached, by turns:
@@ -268,7 +268,7 @@ def main() -> None:
     result = {
         "what": f"JSONL conversations to packed rows of {ROW} tokens, answers only, two cores, nothing cached",
         "date": datetime.date.today().isoformat(),
-        "command": f"python bench/data_packing.py --conversations {arguments.conversations} "
+        "command": f"python -m bench.data_packing --conversations {arguments.conversations} "
         f"--repeats {arguments.repeats}",
         "machine": {
             "cpu": _cpu(),

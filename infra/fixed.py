@@ -7,18 +7,17 @@ stands in the stack's own outputs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import pulumi
+from tenacity import retry, retry_if_exception_message, stop_after_attempt, wait_exponential
 
 from infra.settings import StackSettings
 from infra.versions import KUBERNETES_VERSIONS
 
 OUTPUT_NAME = "fixed_settings"
 READ_OUTPUTS = "pulumi:pulumi:readStackOutputs"
-_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8)
 
 
 def fixed_settings(settings: StackSettings) -> dict[str, Any]:
@@ -88,23 +87,21 @@ def once_unchanged(settings: StackSettings) -> pulumi.Output[str]:
     return pulumi.Output.from_input(deployed_outputs(itself)).apply(check)
 
 
+@retry(
+    retry=retry_if_exception_message(match=r"(?s).*failed to load checkpoint"),
+    wait=wait_exponential(multiplier=0.1, max=0.8),
+    stop=stop_after_attempt(5),
+    reraise=True,
+)
 async def deployed_outputs(stack: str) -> Mapping[str, Any]:
     """The outputs of a stack as its state has them; none where it has never been deployed.
 
     A state in a folder is read while the engine writes it, and what lies beside it (`.json.attrs`) is for a moment an
     empty file: it is read again.
     """
-    pauses = iter(_PAUSES_SECONDS)
-    while True:
-        try:
-            # Not a StackReference: that is a resource with a copy of the outputs, which a drift check would find outdated.
-            read = await pulumi.runtime.invoke_async(READ_OUTPUTS, {"name": stack})
-            return read.get("outputs") or {}
-        except Exception as error:
-            pause = next(pauses, None)
-            if pause is None or "failed to load checkpoint" not in str(error):
-                raise
-        await asyncio.sleep(pause)
+    # Not a StackReference: that is a resource with a copy of the outputs, which a drift check would find outdated.
+    read = await pulumi.runtime.invoke_async(READ_OUTPUTS, {"name": stack})
+    return read.get("outputs") or {}
 
 
 def _yaml(value: object) -> str:
