@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from tests.unit.training.jobs import read_losses, tiny_job
 from tests.unit.training.processes import run_ranks
@@ -84,3 +85,18 @@ def test_weights_that_stay_gathered_change_nothing(tmp_path: Path, dtype: str, e
     assert weights[0].keys() == weights[1].keys()
     for name, kept in weights[0].items():
         torch.testing.assert_close(kept, weights[1][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_checkpoint_after_an_evaluation_holds_the_masters(tmp_path: Path, world_size: int) -> None:
+    """Weights that are kept after the forward of an evaluation lie in the model, rounded, in the place of the masters."""
+    run = tmp_path / "run"
+    job = tiny_job(
+        steps=3, model__dtype="bfloat16", parallel={"reshard_after_forward": False}, checkpoint__every=3
+    )
+    run_ranks(_train, world_size, job.dump_yaml(), str(run))
+    (folder,) = (run / "checkpoints").glob("step-00000003.*")
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    dtypes = {name: entry.properties.dtype for name, entry in saved.items() if name.startswith("model.")}  # pyright: ignore
+    assert len(dtypes) > 10
+    assert set(dtypes.values()) == {torch.float32}
