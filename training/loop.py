@@ -816,14 +816,16 @@ class _Trainer:
 
     def _take_weights_to_export(self) -> dict[str, Any]:
         """The last weights stay where they are; the best ones are loaded from their checkpoint."""
-        best: list[Any] = [None]
+        best: list[Any] = [None, False]
         if self.job.checkpoint.export == "best" and self.world.rank == 0:
-            best = [ckpt.best_checkpoint(self.storage)]
+            chosen = ckpt.best_checkpoint(self.storage)
+            # Only rank 0 knows what was published last, and loading takes all ranks.
+            best = [chosen, chosen is not None and chosen.name != self.published]
         dist.broadcast_object_list(best, src=0, group=self.world.control)
-        (chosen,) = best
+        chosen, is_earlier = best
         if chosen is None:
             return {"checkpoint": self.published, "eval_loss": self.last_eval_loss}
-        if chosen.name != self.published:
+        if is_earlier:
             weights = self.optimizer.parameters
             ckpt.restore_weights(self.storage, chosen.name, weights, self.world, self.work_dir)
         return {"checkpoint": chosen.name, "eval_loss": chosen.eval_loss}

@@ -38,6 +38,7 @@ _SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3
 
 _MAX_PRETOKENS = 1 << 18  # some 60 MB; 3 MB of English text hold 13 thousand (2026-12-01)
 _MAX_LENGTH = 64  # characters of a pre-token that is kept
+_MAX_ADDED = 1024  # the cut at added tokens takes longer with each; Llama 3 has 256 of them
 _ID_BITS = 32
 
 
@@ -77,6 +78,8 @@ class PreTokenTable:
             and not model.dropout
             and not model.continuing_subword_prefix
             and not model.end_of_word_suffix
+            and len(added) <= _MAX_ADDED
+            and _ids_differ(tokenizer)
             and all(model.token_to_id(byte) is not None for byte in pre_tokenizers.ByteLevel.alphabet())
             and not tokenizer.encode_special_tokens
             and not any(
@@ -184,10 +187,18 @@ def _split_of(tokenizer: Tokenizer) -> str | None:
             return None
 
 
+def _ids_differ(tokenizer: Tokenizer) -> bool:
+    """The text of a token is looked up by its id."""
+    ids = tokenizer.get_vocab(with_added_tokens=False).values()
+    return len(set(ids)) == len(ids)
+
+
 def _keeps_offsets(post_processor: Any) -> bool:
     match post_processor:
-        case None | {"type": "TemplateProcessing"} | {"type": "ByteLevel", "trim_offsets": False}:
+        case None | {"type": "ByteLevel", "trim_offsets": False}:
             return True
+        case {"type": "TemplateProcessing", "single": list(single)}:
+            return sum("Sequence" in piece for piece in single) == 1
         case {"type": "Sequence", "processors": list(parts)}:
             return all(map(_keeps_offsets, parts))
         case _:

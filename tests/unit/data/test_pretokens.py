@@ -156,6 +156,22 @@ def _without_a_byte(spec: dict[str, Any]) -> None:
     spec["model"]["vocab"]["<lost>"] = spec["model"]["vocab"].pop("Ā")
 
 
+def _with_two_tokens_of_one_id(spec: dict[str, Any]) -> None:
+    spec["model"]["vocab"]["<twin>"] = spec["model"]["vocab"]["a"]
+
+
+def _with_many_added_tokens(spec: dict[str, Any]) -> None:
+    last = max(spec["model"]["vocab"].values())
+    pattern = spec["added_tokens"][1]
+    spec["added_tokens"] += [{**pattern, "id": last + 1 + n, "content": f"<extra{n}>"} for n in range(1024)]
+
+
+def _template(times: int) -> dict[str, Any]:
+    sequence = {"Sequence": {"id": "A", "type_id": 0}}
+    pair = [sequence, {"Sequence": {"id": "B", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": [sequence] * times, "pair": pair, "special_tokens": {}}
+
+
 _TRIMMED = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
@@ -175,6 +191,10 @@ _TRIMMED = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True
         _other_split,
         _with_prefix_space,
         _without_a_byte,
+        _with_two_tokens_of_one_id,
+        _with_many_added_tokens,
+        _with(post_processor=_template(0)),
+        _with(post_processor=_template(2)),
     ],
 )
 def test_tokenizer_of_another_kind_has_no_table(
@@ -190,6 +210,7 @@ def test_tokenizer_of_another_kind_has_no_table(
     [
         _with(normalizer=None),
         _with(post_processor=None),
+        _with(post_processor=_template(1)),
         _with(post_processor={**_TRIMMED, "trim_offsets": False}),
         _with(added_tokens=[]),
         _with_model(ignore_merges=True),

@@ -100,3 +100,11 @@ def test_a_checkpoint_after_an_evaluation_holds_the_masters(tmp_path: Path, worl
     dtypes = {name: entry.properties.dtype for name, entry in saved.items() if name.startswith("model.")}  # pyright: ignore
     assert len(dtypes) > 10
     assert set(dtypes.values()) == {torch.float32}
+
+
+def test_several_ranks_export_the_best_checkpoint_where_it_is_the_newest(tmp_path: Path) -> None:
+    """Only rank 0 learns which checkpoint was published last; a rank that loaded the best one alone would wait for ever."""
+    run = tmp_path / "run"
+    result = run_ranks(_train, 2, tiny_job(steps=3, checkpoint__export="best").dump_yaml(), str(run))[0]
+    assert result["exported"]["checkpoint"] == result["checkpoint"]
+    assert (run / "export" / "model-00001-of-00001.safetensors").is_file()
