@@ -372,7 +372,9 @@ def plan(
     overrides: Set = None,
     instance: Annotated[str, typer.Option(metavar="TYPE", help="EC2 instance type")] = "g6.12xlarge",
     nodes: Annotated[int, typer.Option(min=1, help="GPU nodes")] = 2,
-    steps: Annotated[int | None, typer.Option(help="optimizer steps, where the job counts epochs")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="optimizer steps, where the job counts epochs")
+    ] = None,
     stack: Stack = None,
     outputs: OutputsFile = None,
     as_json: Json = False,

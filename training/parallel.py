@@ -178,7 +178,7 @@ def _fuse_blocks(model: CausalLM, job: JobSpec, device: torch.device) -> None:
     if job.model.float8 and 10 * major + minor < 89:
         found = f"a GPU of capability {major}.{minor}" if device.type == "cuda" else "no CUDA device"
         raise UsageError(
-            f"model.float8 needs a GPU of compute capability 8.9 or later (L4, H100); found {found}"
+            f"model.float8 needs a GPU of compute capability 8.9 or later (L4, H100); found {found}. Set model.float8: false"
         )
     if device.type != "cuda":
         return

@@ -144,3 +144,15 @@ def test_a_chosen_layout_fits_or_nothing_does(
         "nothing fits"
     )
     assert chosen.scheme == "full" or nodes > 1
+
+
+@pytest.mark.parametrize("steps", ["-3", "0"])
+def test_a_plan_of_no_steps_is_refused(steps: str) -> None:
+    from typer.testing import CliRunner
+
+    from training.cli import app
+
+    asked = ["plan", "training/jobs/qwen2.5-1.5b-sft.yaml", "--steps", steps]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2
+    assert "Invalid value for '--steps': Input should be greater than or equal to 1" in result.output
