@@ -187,6 +187,8 @@ class _Progress:
     reference: str | None = None
     """Fingerprint of the model that a preference objective compares with."""
     data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, int] | None = None
+    """Sizes of the model that is trained."""
     adapter: dict[str, Any] | None = None
     """What the trained tensors belong to, where they are adapters: their shape and the frozen weights beside them."""
 
@@ -298,6 +300,12 @@ class _Trainer:
         )
         self.shape = (matmul_parameters, config.num_hidden_layers, config.hidden_size)
         self.trainable_parameters = num_parameters(self.model, trainable_only=True)
+        self.progress.model = {
+            "num_hidden_layers": config.num_hidden_layers,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "vocab_size": config.vocab_size,
+        }
         self.num_frozen = 0 if self.job.adapter is None else matmul_parameters - self.trainable_parameters
         self.objective = self._build_objective(self.source)
         self.optimizer = ShardedAdamW(self.model.hf, self.job.optimizer)
@@ -406,7 +414,15 @@ class _Trainer:
         return shared[0]
 
     def _restore(self, name: str) -> None:
-        saved, mine = ckpt.saved_progress(self.storage, name).get("adapter"), self.progress.adapter
+        saved_progress = ckpt.saved_progress(self.storage, name)
+        saved, mine = saved_progress.get("model"), self.progress.model
+        if saved is not None and saved != mine:
+            raise UsageError(
+                f"checkpoint {name} in {self.storage.uri} is of a model with {_sizes_text(saved)}, this job's has "
+                f"{_sizes_text(mine)}: it cannot go on from there. Give the job its earlier model, or another run.path, or "
+                "set run.resume: false to remove what is there"
+            )
+        saved, mine = saved_progress.get("adapter"), self.progress.adapter
         if saved != mine:
             raise UsageError(
                 f"checkpoint {name} in {self.storage.uri} trains {_adapter_text(saved)}, this job {_adapter_text(mine)}: "
@@ -879,6 +895,10 @@ def document_lengths(batch: Batch) -> list[int]:
     """Lengths of the documents of a batch, without the padding behind them."""
     borders = batch.cu_seqlens.tolist()[: batch.num_documents + 1]
     return [after - before for before, after in zip(borders, borders[1:], strict=False)]
+
+
+def _sizes_text(sizes: dict[str, int] | None) -> str:
+    return ", ".join(f"{name} {size:,}" for name, size in (sizes or {}).items())
 
 
 def _adapter_text(adapter: dict[str, Any] | None) -> str:

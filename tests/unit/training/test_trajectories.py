@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from tests.unit.training.jobs import read_losses, tiny_job
+from tests.unit.training.jobs import read_losses, tiny_architecture, tiny_job
 from tests.unit.training.processes import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -108,3 +108,21 @@ def test_several_ranks_export_the_best_checkpoint_where_it_is_the_newest(tmp_pat
     result = run_ranks(_train, 2, tiny_job(steps=3, checkpoint__export="best").dump_yaml(), str(run))[0]
     assert result["exported"]["checkpoint"] == result["checkpoint"]
     assert (run / "export" / "model-00001-of-00001.safetensors").is_file()
+
+
+def test_a_checkpoint_of_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_ranks(_train, 1, tiny_job(steps=3).dump_yaml(), str(run))
+    other = tiny_job(
+        steps=6, model={"architecture": tiny_architecture(hidden_size=64, num_layers=3), "tokenizer": "train"}
+    )
+    with pytest.raises(AssertionError) as refused:
+        run_ranks(_train, 1, other.dump_yaml(), str(run))
+    words = " ".join(str(refused.value).split())
+    assert "UsageError: checkpoint step-00000003." in words
+    assert (
+        "is of a model with num_hidden_layers 2, hidden_size 32, intermediate_size 64, vocab_size 512"
+        in words
+    )
+    assert "this job's has num_hidden_layers 3, hidden_size 64" in words
+    assert "Give the job its earlier model, or another run.path, or set run.resume: false" in words
