@@ -96,9 +96,6 @@ class _KeptCopies(AsyncStager):
             torch.cuda.current_stream().synchronize()
         return staged
 
-    def close(self) -> None:
-        self._copies.clear()
-
     def _copied(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, dict):
             items = cast("dict[str, Any]", value).items()
